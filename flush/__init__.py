@@ -7,8 +7,7 @@ from memwal.flush.base.ttl import Ttl
 from memwal.flush.commits.committer import commit, prune
 from memwal.flush.commits.expiry import set_ttl
 from memwal.flush.commits.index_catchup import PQ_ROWS_MIN
-from memwal.flush.commits.index_changes import add_index, drop_index
-from memwal.flush.commits.index_listing import list_indexes, undeclared
+from memwal.flush.commits.index_changes import add_index, drop_index, list_indexes, undeclared
 from memwal.flush.commits.load import LoadReport, RowsToLoad, finish_load, load, loaded_in
 from memwal.flush.commits.load_notes import LoadAttempt, begin_load, end_abandoned, under_way
 from memwal.flush.commits.report import CommitReport
@@ -28,9 +27,8 @@ from memwal.flush.errors import (
 )
 from memwal.flush.garbage.orphans import OrphanGarbage, collect_orphans
 from memwal.flush.garbage.plans import PLANS_MIN, PlanCollector, PlanGarbage
-from memwal.flush.garbage.retained import BaseNeeds, base_needs, held_at
 from memwal.flush.garbage.space import Space, measured
-from memwal.flush.garbage.ssts import SstCollector, SstGarbage, needed_for_tags
+from memwal.flush.garbage.ssts import BaseNeeds, SstCollector, SstGarbage, base_needs, held_at, needed_for_tags
 from memwal.flush.resizing.routing import finish as finish_resize
 from memwal.flush.resizing.steps import BUCKETS_MAX, ResizeReport, is_being_resized, resize
 from memwal.flush.sst.bloom import bloom_bytes, contains

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from memwal.memtable.batch_store import BATCH_OVERHEAD
-from memwal.memtable.exact_cast import is_list
+from memwal.memtable.conversion import is_list
 
 _VIEWS = (pa.types.is_string_view, pa.types.is_binary_view)
 _LIST_VIEWS = (pa.types.is_list_view, pa.types.is_large_list_view)

@@ -1,4 +1,4 @@
-"""The indexes of a table: one IndexSpec per indexed column, and the check that a schema supports it.
+"""The indexes of a table: one IndexSpec per indexed column, the check that a schema supports it, and types of columns.
 
 The kinds and their parameters are Lance's own (`LanceDataset.create_index`, `create_scalar_index`), so that one spec
 describes the index of the base table and the one in memory.
@@ -45,6 +45,10 @@ _WANTED: Mapping[str, str] = {
     "fts": "string or large_string",
     "btree": "a number, bool, string, binary, date or timestamp",
 }
+_KEY_TYPES = (
+    *(pa.types.is_integer, pa.types.is_boolean, pa.types.is_string, pa.types.is_large_string),
+    *(pa.types.is_binary, pa.types.is_large_binary),
+)
 _LANGUAGES = (
     *("Arabic", "Danish", "Dutch", "English", "Finnish", "French", "German", "Greek", "Hungarian", "Italian"),
     *("Norwegian", "Portuguese", "Romanian", "Russian", "Spanish", "Swedish", "Tamil", "Turkish"),
@@ -123,21 +127,16 @@ def _check_type(spec: IndexSpec, kind: pa.DataType) -> None:
         )
 
 
+def is_key_type(kind: pa.DataType) -> bool:
+    """Return whether a column of this type may be part of a key."""
+    return any(is_kind(kind) for is_kind in _KEY_TYPES)
+
+
 def is_orderable(kind: pa.DataType) -> bool:
     """Return whether a B-tree can order values of this type (not float16: Arrow does not sort it)."""
     types = pa.types
-    return bool(
-        types.is_integer(kind)
-        or types.is_float32(kind)
-        or types.is_float64(kind)
-        or types.is_boolean(kind)
-        or types.is_string(kind)
-        or types.is_large_string(kind)
-        or types.is_binary(kind)
-        or types.is_large_binary(kind)
-        or types.is_date(kind)
-        or types.is_timestamp(kind)
-    )
+    more = (types.is_float32, types.is_float64, types.is_date, types.is_timestamp)
+    return is_key_type(kind) or any(is_kind(kind) for is_kind in more)
 
 
 def _check_parameters(spec: IndexSpec, kind: pa.DataType) -> None:

@@ -14,21 +14,19 @@ import pyarrow.compute as pc
 
 from memwal.memtable.arrays import GrowableArray, Mask, Positions, Scores
 from memwal.memtable.batch_store import Batches
-from memwal.memtable.column_types import TOMBSTONE
 from memwal.memtable.conversion import convert
 from memwal.memtable.errors import InvalidRows
 from memwal.memtable.filter.conditions import Condition, Narrowing, satisfied
-from memwal.memtable.filter.plan import plan
-from memwal.memtable.filter.predicate import evaluate
-from memwal.memtable.filter.scalar_index import Asked, ScalarIndex, sort_form
+from memwal.memtable.filter.predicate import evaluate, plan
+from memwal.memtable.filter.scalar_index import ScalarIndex
 from memwal.memtable.index_spec import nearest, vector_width
 from memwal.memtable.key.hiding import HiddenRows
-from memwal.memtable.key.index import KeyIndex
-from memwal.memtable.key.none import NoKeys, no_key
+from memwal.memtable.key.index import KeyIndex, NoKeys, no_key
+from memwal.memtable.schema import TOMBSTONE
 from memwal.memtable.text.columns import ColumnsQuery, best_rows
 from memwal.memtable.text.index import TextIndex
 from memwal.memtable.text.query import TextQuery
-from memwal.memtable.vector.exact import nearest_exactly
+from memwal.memtable.vector.column import nearest_exactly
 from memwal.memtable.vector.index import VectorIndex, Way
 
 # An index is used if it names less than this fraction of the rows: fetching one row costs as much as evaluating this
@@ -184,33 +182,6 @@ class Snapshot:
             return int(np.count_nonzero(mask)), []
         return len(rows), narrowing.columns
 
-    def in_key_order(
-        self, low: Sequence[Any] | None = None, high: Sequence[Any] | None = None, mask: Mask | None = None
-    ) -> Positions:
-        """Return the positions of the newest row of each key from `low` to before `high`, in key order, tombstones
-        included.
-
-        The order is that of the key columns, one after the other: numbers by value, text and bytes by their bytes.
-        `low`, `high`: values of the key columns, or of the first few; None: unbounded. `mask`: its rows instead of the
-        newest, live() for example. Raises InvalidRows for a value that its column cannot hold, and without a key.
-        """
-        if not self.key:
-            raise no_key()
-        mask = self.newest() if mask is None else mask
-        ends = [None if end is None else self._key_values(end) for end in (low, high)]
-        first, last = (None if end is None else end[0] for end in ends)
-        single = len(self.key) == 1
-        asked = Asked(first, last, high_inclusive=not single)
-        rows = self._indexes.scalars[self.key[0]].in_order(asked, partial(self._column, self.key[0]), mask)
-        if single:
-            return rows
-        keys = self._rows.take(rows, self.key)
-        order = pc.sort_indices(keys, sort_keys=[(name, "ascending") for name in self.key])
-        keys = keys.take(order)
-        start, stop = (None if end is None else _first_from(keys, end) for end in ends)
-        ordered: Positions = rows[order.to_numpy()]
-        return ordered[start:stop]
-
     def search(
         self,
         column: str,
@@ -298,18 +269,6 @@ class Snapshot:
             known[0] = known[0][in_both[known[0]]]
         return known[0] if known else None
 
-    def _key_values(self, values: Sequence[Any]) -> list[pa.Array]:
-        """Return the values cast to the types of the first key columns, each as an array of one element."""
-        found = []
-        for name, value in zip(self.key, values, strict=False):
-            try:
-                found.append(sort_form(pa.array([value], self.schema.field(name).type)))
-            except (ValueError, TypeError, OverflowError) as error:
-                raise InvalidRows(f"key column {name!r} cannot hold {value!r}: {error}", column=name) from None
-            if value is None:
-                raise InvalidRows(f"key column {name!r} is never null: leave it and the later ones out", column=name)
-        return found
-
     def _key_column(self, keys: pa.Table, name: str) -> pa.ChunkedArray:
         column = convert(keys.column(name), self.schema.field(name))
         if column.null_count:
@@ -346,15 +305,3 @@ class Snapshot:
     def _not_indexed(self, column: str, kind: str, verb: str) -> InvalidRows:
         self._check_column(column)
         return InvalidRows(f"{verb} of column {column!r}: it has no {kind} index; add one to the table", column=column)
-
-
-def _first_from(keys: pa.Table, low: Sequence[pa.Array]) -> int:
-    """Return the number of keys, in order, before `low`: each column narrows the keys that are equal in the preceding
-    ones.
-    """
-    start, stop = 0, keys.num_rows
-    for column, value in zip(keys.columns, low, strict=False):
-        equal = sort_form(column.slice(start, stop - start))
-        ends = [pc.search_sorted(equal, value, side=side)[0].as_py() for side in ("left", "right")]
-        start, stop = start + ends[0], start + ends[1]
-    return start

@@ -19,18 +19,16 @@ import pyarrow as pa
 
 from memwal.memtable.arrays import GrowableArray
 from memwal.memtable.batch_store import BatchStore
-from memwal.memtable.column_types import TOMBSTONE
 from memwal.memtable.errors import InvalidRows, MemTableFailed, MemTableFrozen
 from memwal.memtable.filter.scalar_index import ScalarIndex
-from memwal.memtable.index_spec import IndexSpec, check_indexes, vector_width
-from memwal.memtable.key.index import KeyIndex
-from memwal.memtable.key.none import NoKeys
-from memwal.memtable.schema import is_key_type
+from memwal.memtable.index_spec import IndexSpec, check_indexes, is_key_type, vector_width
+from memwal.memtable.key.index import KeyIndex, NoKeys
+from memwal.memtable.schema import TOMBSTONE
 from memwal.memtable.snapshot import Indexes, Snapshot
 from memwal.memtable.text.index import TextIndex
 from memwal.memtable.vector.column import VectorBatch, read_vectors, usable_vectors
 from memwal.memtable.vector.index import VectorIndex
-from memwal.memtable.vector.model import VectorModel
+from memwal.memtable.vector.quantiser import VectorModel
 
 
 @dataclass(frozen=True)
@@ -183,7 +181,9 @@ class MemTable:
         if not same and not rows.schema.equals(self.schema, check_metadata=False):
             raise InvalidRows(_schema_difference(rows.schema, self.schema))
         for name in (*self.key, TOMBSTONE):
-            _check_not_null(rows, name)
+            if (column := rows.column(name)).null_count:
+                row = int(column.is_null().to_pylist().index(True))
+                raise InvalidRows(f"column {name!r} is null in row {row}: give it a value", column=name, row=row)
         # One schema for all batches, metadata too.
         return rows if same else pa.Table.from_arrays(rows.columns, schema=self.schema)
 
@@ -224,13 +224,6 @@ def _check_key(schema: pa.Schema, key: Sequence[str]) -> None:
     for name in key:
         if name not in schema.names or not is_key_type(schema.field(name).type):
             raise InvalidRows(f"key column {name!r} is missing or of a type that cannot be a key", column=name)
-
-
-def _check_not_null(rows: pa.Table, name: str) -> None:
-    column = rows.column(name)
-    if column.null_count:
-        row = int(column.is_null().to_pylist().index(True))
-        raise InvalidRows(f"column {name!r} is null in row {row}: give it a value", column=name, row=row)
 
 
 def _schema_difference(found: pa.Schema, wanted: pa.Schema) -> str:

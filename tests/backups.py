@@ -35,7 +35,7 @@ def backed_up(
     """Back up the table at `source`, by default with one thread, so that its calls have an order."""
     stores = [place if not isinstance(place, str) else open_store(place) for place in (source, dest)]
     base = BaseTable.open(uri or stores[0].url(""), stores[0].storage_options)
-    run = BackupRun(base, stores[0], stores[1], clock or SystemClock(), SystemIds(), OPTIONS, at_once=at_once)
+    run = BackupRun(*stores, clock or SystemClock(), SystemIds(), OPTIONS, at_once=at_once, base=base)
     return back_up(run, resume=resume)
 
 
@@ -45,7 +45,7 @@ def restored(
     """Restore the backup at `source` to `dest`, and verify the table completely."""
     stores = [place if not isinstance(place, str) else open_store(place) for place in (source, dest)]
     uri = stores[1].url("")
-    run = RestoreRun(stores[0], stores[1], uri, SystemClock(), SystemIds(), OPTIONS, at_once=at_once)
+    run = RestoreRun(*stores, SystemClock(), SystemIds(), OPTIONS, at_once=at_once, uri=uri)
     report = restore(run, resume=resume)
     assert report.verified.findings == ()
     assert_clean(open_store(uri, stores[1].storage_options), uri)

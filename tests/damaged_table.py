@@ -16,6 +16,7 @@ from lance.mem_wal import CompactedSsTable
 
 import memwal
 from memwal.flush import BaseTable, bloom_bytes, write_key_sidecar
+from memwal.flush.sst.key_sidecar import page_data
 from memwal.flush.verification.runner import Verified, verify_table
 from memwal.wal import (
     ManifestStore,
@@ -163,7 +164,7 @@ class Damaged:
         lance.write_dataset(changed, str(directory), data_storage_version=self.base.storage_version)
         keys = changed.select(["id"])
         (directory / "bloom_filter.bin").write_bytes(bloom_bytes(keys))
-        write_key_sidecar(str(directory), keys, ["id"])
+        write_key_sidecar(str(directory), page_data(keys.select(["id"])))
         self.recount(changed.num_rows)
         self.collect()
 

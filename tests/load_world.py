@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from memwal.flush.base.load_id import load_id
 from memwal.flush.base.table import BaseTable
 from memwal.flush.commits.load import LoadReport, RowsToLoad, load
-from memwal.flush.commits.load_notes import LoadAttempt, begin_load
+from memwal.flush.commits.load_notes import LoadAttempt, begin_load, load_id
 from memwal.flush.verification.runner import verify_table
 from memwal.wal.layout import LOADING_PREFIX
 from tests.append_world import AppendWorld

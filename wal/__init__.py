@@ -8,7 +8,6 @@ from memwal.wal.clock import Clock, Ids, SystemClock, SystemIds
 from memwal.wal.codec.arrow import ArrowCodec
 from memwal.wal.codec.lance import LanceCodec
 from memwal.wal.codec.port import WAL_FORMATS, EntryCodec, WalFormat, codec_for
-from memwal.wal.epoch import EpochGuard
 from memwal.wal.errors import (
     ConcurrentUse,
     Corrupt,
@@ -23,20 +22,18 @@ from memwal.wal.errors import (
     StoreUnavailable,
     WalError,
 )
-from memwal.wal.fence import Claim, claim, settle_claim
+from memwal.wal.fence import Claim, Known, Released, claim, settle_claim
 from memwal.wal.garbage import WalCollector, WalGarbage
 from memwal.wal.invariants import InvariantViolation, check_succession
-from memwal.wal.known import Known, Released
 from memwal.wal.layout import bucket_region, regions
 from memwal.wal.lease import ReadLease
 from memwal.wal.log_tail import LogTail
-from memwal.wal.manifest import ManifestStore, RegionManifest, RegionStatus, SsTable
+from memwal.wal.manifest import EpochGuard, ManifestHistory, ManifestStore, RegionManifest, RegionStatus, SsTable
 from memwal.wal.manifest_garbage import ManifestCollector, ManifestGarbage
-from memwal.wal.manifest_history import ManifestHistory
-from memwal.wal.options import WalOptions
 from memwal.wal.read_ahead import ReadAhead
 from memwal.wal.records import BatchPart, Entry, EntryHeader
 from memwal.wal.replay import find_tip, read_tail, replay, tail_end
+from memwal.wal.retries import WalOptions
 from memwal.wal.store.local import LocalStore
 from memwal.wal.store.open import open_store, probe
 from memwal.wal.store.port import ObjectInfo, ObjectStore, PutOutcome

@@ -26,16 +26,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NoReturn
 from uuid import UUID
 
 import pyarrow as pa
 
-from memwal.wal.applied import AppliedMap
+from memwal.wal.applied import AppliedMap, write_snapshot
 from memwal.wal.clock import Clock, Ids, since
 from memwal.wal.codec.port import EntryCodec
-from memwal.wal.epoch import EpochGuard
 from memwal.wal.errors import (
     AnotherLog,
     ConcurrentUse,
@@ -48,23 +46,16 @@ from memwal.wal.errors import (
     StoreUnavailable,
 )
 from memwal.wal.layout import entry_key
-from memwal.wal.manifest import ManifestStore
-from memwal.wal.options import WalOptions
+from memwal.wal.manifest import EpochGuard, ManifestStore
 from memwal.wal.records import BatchPart, EntryHeader
+from memwal.wal.retries import WalOptions
 from memwal.wal.slot import put_until_known
-from memwal.wal.snapshots import write_snapshot
 from memwal.wal.store.port import ObjectStore
 
 _PROOF_LASTS = 5.0
 """Seconds after which an append reads the manifest again. A busy region reads it twelve times a minute, an idle one
 never, and no collector or lifecycle rule has a minimum age this short.
 """
-
-
-@dataclass(frozen=True)
-class _Poison:
-    position: int
-    cause: BaseException
 
 
 class WalAppender:
@@ -100,7 +91,7 @@ class WalAppender:
         self._options = options or WalOptions()
         self._snapshot = snapshot
         self._in_use = threading.Lock()
-        self._poison: _Poison | None = None
+        self._poison: tuple[int, BaseException] | None = None
         self._manifests = ManifestStore(store, region_id, ids=ids, clock=clock, options=self._options)
 
     @property
@@ -140,7 +131,15 @@ class WalAppender:
             alone = rows is None
             applied = AppliedMap.of(applied)
             if not self.holds(applied):
-                self._write_snapshot(applied)
+                write_snapshot(
+                    applied,
+                    self._store,
+                    self._region_id,
+                    self.next_position,
+                    ids=self._ids,
+                    clock=self._clock,
+                    options=self._options,
+                )
             name = applied.snapshot.name
             unique = self._ids.entry_id()
             guard = self._guard
@@ -171,21 +170,11 @@ class WalAppender:
     def _check_alive(self) -> None:
         self._guard.check()
         if self._poison is not None:
+            position, cause = self._poison
             raise Poisoned(
                 f"region {self._region_id}: the writer of epoch {self._guard.epoch} stopped itself at position "
-                f"{self._poison.position} ({self._poison.cause}); open the region again to recover"
+                f"{position} ({cause}); open the region again to recover"
             )
-
-    def _write_snapshot(self, applied: AppliedMap) -> None:
-        write_snapshot(
-            applied,
-            self._store,
-            self._region_id,
-            self.next_position,
-            ids=self._ids,
-            clock=self._clock,
-            options=self._options,
-        )
 
     def _put(self, data: bytes) -> int:
         position = self.next_position
@@ -207,7 +196,7 @@ class WalAppender:
             raise  # Nothing landed: the slot is still free.
         except BaseException as error:
             # Any other error, including an interrupt during the put: the slot's content is unknown.
-            self._poison = _Poison(position, error)
+            self._poison = position, error
             raise
         self.next_position = position + 1
         return position

@@ -19,15 +19,12 @@ class Clock(Protocol):
         """Return the Unix time in seconds. For display and for the ages of files and of rows with a ttl; never for
         ownership.
         """
-        ...
 
     def monotonic(self) -> float:
         """Return the seconds since an arbitrary moment; never decreases."""
-        ...
 
     def sleep(self, seconds: float) -> None:
         """Wait for `seconds`."""
-        ...
 
 
 Instant = tuple[float, float]
@@ -52,15 +49,12 @@ class Ids(Protocol):
 
     def entry_id(self) -> str:
         """Return 32 lower-case hex digits (128 bits): identity of one entry or of one manifest version."""
-        ...
 
     def token(self) -> str:
         """Return 8 lower-case hex digits: the random part of a directory name."""
-        ...
 
     def uuid(self) -> UUID:
         """Return a random (version 4) UUID."""
-        ...
 
 
 class SystemClock:

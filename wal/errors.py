@@ -16,17 +16,21 @@ class WalError(Exception):
     """Base of every error that this package raises on purpose."""
 
 
-class Fenced(WalError):
-    """Another writer claimed the region with a higher epoch; this writer must stop.
-
-    Invariants. `theirs > ours`. Everything that this writer acknowledged is kept: the newer writer replays it.
-    """
+class _TwoEpochs(WalError):
+    """An error about a region and two numbers of it: this caller's, and the newer one on storage."""
 
     def __init__(self, region_id: UUID, ours: int, theirs: int) -> None:
         super().__init__(region_id, ours, theirs)
         self.region_id = region_id
         self.ours = ours
         self.theirs = theirs
+
+
+class Fenced(_TwoEpochs):
+    """Another writer claimed the region with a higher epoch; this writer must stop.
+
+    Invariants. `theirs > ours`. Everything that this writer acknowledged is kept: the newer writer replays it.
+    """
 
     def __str__(self) -> str:
         return (
@@ -64,17 +68,11 @@ class OutcomeUnknown(WalError):
     """Storage gave no answer: the write may or may not exist, now or later. Never report it as success or failure."""
 
 
-class FencedAfterWrite(OutcomeUnknown):
+class FencedAfterWrite(_TwoEpochs, OutcomeUnknown):
     """An entry was or may have been written, and then storage showed a newer writer.
 
     The newer writer replays the entry only if its sentinel is behind it. `theirs > ours`.
     """
-
-    def __init__(self, region_id: UUID, ours: int, theirs: int) -> None:
-        super().__init__(region_id, ours, theirs)
-        self.region_id = region_id
-        self.ours = ours
-        self.theirs = theirs
 
     @property
     def fence(self) -> Fenced:
@@ -118,19 +116,13 @@ class Sealed(WalError):
     reason = "resized"
 
 
-class Resized(WalError):
+class Resized(_TwoEpochs):
     """The region belongs to a newer routing of the table than the caller's; nothing was written.
 
     The table has a different number of regions now: read the base table again, and route by the new number.
     """
 
     reason = "resized"
-
-    def __init__(self, region_id: UUID, ours: int, theirs: int) -> None:
-        super().__init__(region_id, ours, theirs)
-        self.region_id = region_id
-        self.ours = ours
-        self.theirs = theirs
 
     def __str__(self) -> str:
         return (

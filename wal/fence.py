@@ -52,7 +52,7 @@ older owner may answer reads (`wal.lease`). It need not wait for an owner that n
 provided that the manifest before the claim's own has that owner's epoch.
 
 After a release. An owner that releases the region to a claimer sends its newest manifest and the newest position of the
-log (`wal.known.Released`). Step 1 then makes no request, and step 3 begins at that position. This is safe:
+log (`wal.fence.Released`). Step 1 then makes no request, and step 3 begins at that position. This is safe:
 
  * Step 2 verifies the manifest: the put succeeds only if no version follows it, and that manifest is then read back and
    compared by its edit id. If this fails, the message is outdated: another claim, a commit's prune or a seal came in
@@ -72,30 +72,112 @@ While storage is unavailable, each read (`wal.retries`) and each write (`wal.slo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from types import TracebackType
+from typing import Any, Self, TypeVar
 from uuid import UUID
 
-from memwal.wal.applied import AppliedMap
-from memwal.wal.beside import Beside
-from memwal.wal.claimable import expect_claimable, expect_no_entries
+from memwal.wal.applied import AppliedMap, write_snapshot
 from memwal.wal.clock import Clock, Ids, instant
 from memwal.wal.codec.port import EntryCodec
 from memwal.wal.entry_reader import EntryReader
-from memwal.wal.epoch import EpochGuard
-from memwal.wal.errors import Corrupt, Overtaken, WalError
-from memwal.wal.known import Known
-from memwal.wal.manifest import ManifestStore, RegionManifest, RegionStatus
-from memwal.wal.options import CLOCK_RATE, WalOptions
+from memwal.wal.errors import Corrupt, Overtaken, Resized, Sealed, WalError
+from memwal.wal.layout import manifest_prefix, wal_prefix
+from memwal.wal.manifest import EpochGuard, ManifestStore, RegionManifest, RegionStatus
 from memwal.wal.records import Entry, EntryHeader
 from memwal.wal.replay import Listed, Progress, list_tip, newest_applied, probe_tip, replay, tip_from
-from memwal.wal.retries import RetriedReads, with_retried_reads
+from memwal.wal.retries import CLOCK_RATE, RetriedReads, WalOptions, with_retried_reads
 from memwal.wal.slot import put_until_known
-from memwal.wal.snapshots import write_snapshot
 from memwal.wal.store.port import ObjectStore
+
+T = TypeVar("T")
+
+
+class Beside:
+    """A context whose calls run concurrently with the caller's thread.
+
+    Thread safety. One thread begins the calls.
+    Invariants. (1) With one worker no thread is started: `begin` runs the call. (2) No call outlives the context.
+    """
+
+    def __init__(self, workers: int) -> None:
+        """`workers`: 1 starts no thread."""
+        self._pool = ThreadPoolExecutor(workers, "beside") if workers > 1 else None
+
+    def begin(self, call: Callable[[], T]) -> Future[T]:
+        """Start `call` and return a future of its result or error. With one worker, `begin` raises the error."""
+        if self._pool is not None:
+            return self._pool.submit(call)
+        done: Future[T] = Future()
+        done.set_result(call())
+        return done
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+
+@dataclass(frozen=True)
+class Released:
+    """What an owner sends to the claimer that it released the region to.
+
+    The owner answers no reads and acknowledges nothing any more, and had waited for the leases of earlier owners.
+    (model: Log!Release, Log!HearRelease, Lease!HearRelease)
+    """
+
+    manifest: RegionManifest
+    """The newest manifest that the owner knows, of its own epoch."""
+    position: int
+    """The newest position of its log; 0 for none."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of a message."""
+        return {"manifest": self.manifest.encode().hex(), "position": self.position}
+
+    @classmethod
+    def of_json(cls, told: Mapping[str, Any]) -> Self:
+        """Decode the content of a message; the inverse of `to_json`.
+
+        Raises: Corrupt; ValueError, TypeError or KeyError if `told` is not such content.
+        """
+        return cls(RegionManifest.decode(bytes.fromhex(told["manifest"])), int(told["position"]))
+
+
+@dataclass(frozen=True)
+class Known:
+    """What a claimer knows."""
+
+    committed: int = 0
+    """The highest generation of the region that the base table held at some earlier time."""
+    released: Released | None = None
+    """The former owner's message; None without one."""
+    entries: Sequence[Entry] = ()
+    """Consecutive entries of the region, beginning after some `replay_after`."""
+
+
+def _expect_routing(region_id: UUID, current: RegionManifest, spec_id: int, *, seal: bool, opening: bool) -> None:
+    if current.spec_id > spec_id or (opening and current.spec_id == spec_id):
+        # (model: Resize!Claim)
+        raise Resized(region_id, spec_id, current.spec_id)
+    if current.status is RegionStatus.SEALED:
+        if not seal and not opening:
+            raise Sealed(
+                f"region {region_id} is sealed and takes no new writer: the table is being resized; open it again in a "
+                "moment, or, where that was broken off, run `memwal regions resize`; its rows stay readable"
+            )
+    elif current.spec_id != spec_id:
+        raise Corrupt(
+            f"region {region_id}: manifest version {current.version} belongs to routing version {current.spec_id}, "
+            f"expected {spec_id}; restore the whole table from one backup"
+        )
+
 
 _AT_ONCE = 3
 """Maximum number of concurrent requests of a claim, not counting reads of entries."""
@@ -292,7 +374,7 @@ class _Claimer:
         while True:
             applied = newest_applied(reader, tip, manifest.replay_after, guard)
             if guard.epoch == 1:
-                expect_no_entries(self.region_id, tip)
+                self._expect_no_entries(tip)
                 return 0, AppliedMap()
             applied = AppliedMap.of(applied if self.opening is None else self.opening).copy()
             header = self._sentinel(guard, manifest, applied, tip + 1)
@@ -398,15 +480,32 @@ class _Claimer:
         return round(1000 * self.options.read_lease) if serves else 0
 
     def _expect_claimable(self, current: RegionManifest | None, tip: int) -> None:
-        expect_claimable(
-            self.region_id,
-            current,
-            tip,
-            spec_id=self.spec_id,
-            committed=self.known.committed,
-            seal=self.seal,
-            opening=self.opening is not None,
-        )
+        """Return if the region may be claimed whose newest manifest is `current` and whose log has entries up to `tip`.
+
+        Raises: Sealed; Resized; Corrupt.
+        """
+        region_id, opening, committed = self.region_id, self.opening is not None, self.known.committed
+        if current is None:
+            self._expect_no_entries(tip)
+            if opening:
+                raise Corrupt(f"{manifest_prefix(region_id)}: empty, though a resize sealed it; restore a backup")
+            return
+        _expect_routing(region_id, current, self.spec_id, seal=self.seal, opening=opening)
+        if current.current_generation <= committed:
+            raise Corrupt(
+                f"region {region_id}: generation {committed} is committed, but manifest version {current.version} "
+                f"publishes {current.current_generation} next: it is older than the base table; restore the whole "
+                "table from one backup"
+            )
+
+    def _expect_no_entries(self, tip: int) -> None:
+        """Raise Corrupt if the log has an entry: without a manifest, it would have been written without a claim."""
+        if tip:
+            raise Corrupt(
+                f"region {self.region_id} has WAL entries up to position {tip} but had no manifest; restore "
+                f"{manifest_prefix(self.region_id)} from a backup, or move {wal_prefix(self.region_id)} away to start "
+                "empty"
+            )
 
     def _probed(self, tip: int) -> int:
         return probe_tip(self.reads, self.region_id, self.codec.suffix, tip)

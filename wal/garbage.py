@@ -11,7 +11,7 @@ These are kept:
    is then below the fence and has the fence's epoch. Therefore entries without rows above a younger entry are kept as
    well, and so are those above a deleted one: another collector may have deleted a sentinel whose epoch was read.
  * The newest entry that carries the applied map, and everything above it: the next claim searches for the map there.
- * The snapshot of that map, if the entry names one; `wal.snapshots` defines which others may be deleted.
+ * The snapshot of that map, if the entry names one; `wal.applied` defines which others may be deleted.
  * Entries younger than a minimum age: a reader with an older manifest may still read them. A reader that is too slow
    finds a position missing that the newest manifest has passed, and restarts.
 
@@ -29,17 +29,16 @@ from math import inf
 from typing import TypeVar
 from uuid import UUID
 
+from memwal.wal.applied import superseded
 from memwal.wal.clock import Clock
 from memwal.wal.codec.port import EntryCodec
 from memwal.wal.entry_reader import EntryReader
 from memwal.wal.errors import Corrupt
-from memwal.wal.fence_index import FenceIndex
-from memwal.wal.fences import Fences
+from memwal.wal.fences import FenceIndex, Fences
 from memwal.wal.layout import parse_entry_key, wal_prefix
 from memwal.wal.manifest import ManifestStore
-from memwal.wal.options import WalOptions
 from memwal.wal.records import EntryHeader
-from memwal.wal.snapshots import superseded
+from memwal.wal.retries import WalOptions
 from memwal.wal.store.port import ObjectInfo, ObjectStore
 
 _In = TypeVar("_In")
@@ -73,7 +72,7 @@ class WalCollector:
 
     Thread safety. One thread at a time; any number of collectors, in any number of processes.
     Invariants. See the module docstring. An entry that was read to find the fences is not read again, not even by other
-    processes (`wal.fence_index`).
+    processes (`wal.fences`).
     """
 
     def __init__(
@@ -121,7 +120,8 @@ class WalCollector:
         fences, unreadable = self._fences.among(considered)
         kept = fences | unreadable | self._possible_fences(considered) if old else fences
         condemned = [position for position in old if position not in kept]
-        snapshots = [each for each in self._superseded(last, newest) if each.modified <= self._clock.now() - min_age]
+        named = superseded(self._store, self._region_id, last, newest.snapshot) if newest is not None else []
+        snapshots = [each for each in named if each.modified <= self._clock.now() - min_age]
         if not dry_run:
             self._index.save(self._fences.epochs(fences))
             self._each(lambda position: self._store.delete(entries[position].key), condemned)
@@ -160,11 +160,9 @@ class WalCollector:
         gone = {position for position in positions if position not in entries}
         above = _above_younger(positions, entries)
         headers = zip(above, self._each(self._readable_header, above), strict=True)
-        rows = {at for at, header in headers if isinstance(header, EntryHeader) and not _may_be_fence(header)}
+        read = {at: header for at, header in headers if isinstance(header, EntryHeader)}
+        rows = {at for at, header in read.items() if not header.sentinel and header.applied is not None}
         return gone | set(above) - rows
-
-    def _superseded(self, last: int, newest: EntryHeader | None) -> list[ObjectInfo]:
-        return [] if newest is None else superseded(self._store, self._region_id, last, newest.snapshot)
 
     def _newest_map(self, tip: int) -> tuple[int, EntryHeader | None]:
         """Return position and header of the newest entry with the applied map; the tip and None without one."""
@@ -197,7 +195,3 @@ def _above_younger(positions: Sequence[int], entries: Mapping[int, ObjectInfo]) 
     times = [entries[position].modified if position in entries else inf for position in positions]
     above = zip(positions, times, accumulate(times, max), strict=True)
     return [position for position, modified, latest in above if modified < latest]
-
-
-def _may_be_fence(header: EntryHeader) -> bool:
-    return header.sentinel or header.applied is None

@@ -19,7 +19,7 @@ manifest has the owner's epoch, or an entry was created in its next slot. A proo
  4. **Release.** An owner that closes in order stops giving leases, then writes a manifest whose `read_lease` is 0: the
     next owner need not wait. It must have waited itself; otherwise the lease of the owner before it stands. *Crash in
     between: the next owner waits.* An owner that releases a region on request only sends a message, which saves two
-    requests while the region is not served (`wal.known`). The requester need not wait if the manifest that its claim
+    requests while the region is not served (`wal.fence`). The requester need not wait if the manifest that its claim
     follows still has the former owner's epoch. *The requester crashes: the next owner waits. Another writer claims in
     between: its epoch is higher, and the requester waits for that lease.* (model: Lease!EndReads, Lease!WriteRelease)
  5. **Resize.** Keys change their region, so a resize waits in the same way for every region that it has sealed before
@@ -41,8 +41,7 @@ none: each read proves ownership first.
 from __future__ import annotations
 
 from memwal.wal.clock import NEVER, Clock, Instant, instant, since
-from memwal.wal.epoch import EpochGuard
-from memwal.wal.manifest import ManifestStore, RegionManifest
+from memwal.wal.manifest import EpochGuard, ManifestStore, RegionManifest
 
 
 class ReadLease:

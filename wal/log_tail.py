@@ -33,17 +33,15 @@ from __future__ import annotations
 from contextlib import closing
 from uuid import UUID
 
-from memwal.wal.assembler import BatchAssembler
 from memwal.wal.clock import Clock, SystemClock
 from memwal.wal.codec.port import EntryCodec
 from memwal.wal.entry_reader import EntryReader
 from memwal.wal.errors import Corrupt, Overtaken
 from memwal.wal.layout import manifest_prefix
 from memwal.wal.manifest import ManifestStore, RegionManifest
-from memwal.wal.options import WalOptions
 from memwal.wal.records import Entry
-from memwal.wal.replay import find_tip, probe_tip, visible
-from memwal.wal.retries import with_retried_reads
+from memwal.wal.replay import BatchAssembler, find_tip, probe_tip, visible
+from memwal.wal.retries import WalOptions, with_retried_reads
 from memwal.wal.store.port import ObjectStore
 
 _ONE_BY_ONE = 4

@@ -29,26 +29,77 @@ Write a version:
  5. Write the hint, whose loss is harmless.
 
 (model: Manifests!SendVersion, Manifests!PutVersion, Manifests!ReadBefore, Manifests!WriteHint)
+
+Search the kept versions (`ManifestHistory`): `replay_after`, `current_generation` and `spec_id` never decrease
+(`wal.invariants`), so bisection finds with a few reads when one of them reached a value. Together these versions
+determine the last WAL position of each generation: every row at or below the `replay_after` of a version is in a
+generation below its `current_generation`, and every row above it is in that generation or a later one.
 """
 
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NoReturn
 from uuid import UUID
 
-from memwal.wal.clock import Clock, Ids, SystemClock, SystemIds, instant
-from memwal.wal.epoch import EpochGuard
-from memwal.wal.errors import AnotherLog, Corrupt, OutcomeUnknown, StoreRefused, StoreUnavailable, WalError
+from memwal.wal.clock import NEVER, Clock, Ids, Instant, SystemClock, SystemIds, instant
+from memwal.wal.errors import AnotherLog, Corrupt, Fenced, OutcomeUnknown, StoreRefused, StoreUnavailable, WalError
 from memwal.wal.invariants import check_succession
 from memwal.wal.layout import manifest_key, manifest_prefix, parse_manifest_key, version_hint_key
-from memwal.wal.options import WalOptions
 from memwal.wal.probing import newest_from
 from memwal.wal.region_manifest import RegionManifest, RegionStatus, SsTable
-from memwal.wal.retries import with_retried_reads
+from memwal.wal.retries import WalOptions, with_retried_reads
 from memwal.wal.slot import put_until_known
 from memwal.wal.store.port import ObjectStore
+
+
+class EpochGuard:
+    """One claim's right to act for a region, until a higher epoch is seen.
+
+    Thread safety. Any thread.
+    Invariants. (1) The epoch never changes. (2) Once fenced, the guard stays fenced.
+    """
+
+    def __init__(self, region_id: UUID, epoch: int, claimed: tuple[int, str] | None = None, log_id: str = "") -> None:
+        """`claimed`: version and edit id of the manifest that this claim wrote. `log_id`: the id of the log, "" where
+        unknown.
+
+        Both distinguish this table from one that was deleted and recreated in its place, which the epoch alone does
+        not.
+        """
+        self.region_id = region_id
+        self.epoch = epoch
+        self.claimed = claimed
+        self.log_id = log_id
+        self._lock = threading.Lock()
+        self._theirs = 0
+        self.proved: Instant = NEVER
+        """Start of the newest manifest read that confirmed ownership after the claim's sentinel was put."""
+
+    def confirm(self, begun: Instant) -> None:
+        """Record that a manifest read begun at `begun`, after the sentinel was put, showed this epoch as the newest."""
+        self.proved = max(self.proved, begun)
+
+    @property
+    def fenced(self) -> bool:
+        """Whether a higher epoch has been seen."""
+        return self._theirs > 0
+
+    def check(self) -> None:
+        """Raise Fenced if a higher epoch has been seen. Makes no request."""
+        if self._theirs:
+            raise Fenced(self.region_id, self.epoch, self._theirs)
+
+    def fenced_by(self, theirs: int) -> NoReturn:
+        """Record that epoch `theirs`, which is above this guard's, owns the region, and raise Fenced."""
+        assert theirs > self.epoch, f"epoch {theirs} does not fence epoch {self.epoch}"
+        with self._lock:
+            self._theirs = max(self._theirs, theirs)
+        raise Fenced(self.region_id, self.epoch, self._theirs)
+
 
 __all__ = ["Change", "ManifestStore", "RegionManifest", "RegionStatus", "SsTable"]
 
@@ -108,10 +159,6 @@ class ManifestStore:
                 return newest
             listed = again
         raise StoreUnavailable(f"{manifest_prefix(self.region_id)}: {_LOOKS} times the newest version listed was gone")
-
-    def read(self, version: int) -> RegionManifest | None:
-        """Return one version, or None if it does not exist."""
-        return self._get(version)
 
     def create(
         self, current: RegionManifest | None, proposed: RegionManifest, *, hint: bool = True
@@ -191,7 +238,7 @@ class ManifestStore:
     def _check_claimed(self, current: RegionManifest, version: int, edit_id: str) -> None:
         claimed_by = current.claim_id
         if not claimed_by:  # Lance's writer, which drops memwal's fields, wrote the newest version
-            claimed = self._get(version)
+            claimed = self.read(version)
             claimed_by = claimed.edit_id if claimed is not None else ""
         if claimed_by != edit_id:
             raise Corrupt(
@@ -217,7 +264,8 @@ class ManifestStore:
             raise Corrupt(f"region {self.region_id} has no manifest; claim the region first")
         return current
 
-    def _get(self, version: int) -> RegionManifest | None:
+    def read(self, version: int) -> RegionManifest | None:
+        """Return one version, or None if it does not exist. Raises: Corrupt, StoreUnavailable, StoreRefused."""
         key = manifest_key(self.region_id, version)
         data = self._reads.get(key)
         if data is None:
@@ -237,8 +285,8 @@ class ManifestStore:
         pruned there.
         """
         top = newest_from(lambda version: self._reads.exists(manifest_key(self.region_id, version)), start)
-        newest = self._get(top)
-        first = newest if top == start else self._get(start)
+        newest = self.read(top)
+        first = newest if top == start else self.read(start)
         if newest is None or first is None or (edit_id and first.edit_id != edit_id):
             return None
         if newest.log_id and first.log_id and newest.log_id != first.log_id:
@@ -249,7 +297,7 @@ class ManifestStore:
         """Return whether the slot of the version just created after `current` had never been filled before."""
         if current is None:
             return (self._listed() or 1) == 1
-        before = self._get(current.version)
+        before = self.read(current.version)
         return before is not None and before.edit_id == current.edit_id
 
     def _hinted(self) -> tuple[int, str] | None:
@@ -279,3 +327,63 @@ def hint_of(manifest: RegionManifest) -> bytes:
     """Return the bytes of the hint that names `manifest`."""
     edit = b',"edit":"%s"' % manifest.edit_id.encode() if manifest.edit_id else b""
     return b'{"version":%d%s}' % (manifest.version, edit)
+
+
+Reached = Callable[[RegionManifest], bool]
+"""False for the older versions, and True for all from some version on."""
+
+
+class ManifestHistory:
+    """The versions of a region's manifest that storage had when this object was created.
+
+    Thread safety. One thread. Errors. All methods raise Corrupt, StoreUnavailable, StoreRefused.
+    """
+
+    def __init__(self, store: ObjectStore, region_id: UUID, clock: Clock | None = None) -> None:
+        self._manifests = ManifestStore(store, region_id, clock=clock)
+        self.newest = self._manifests.latest()
+        """None if the region was never claimed."""
+        self._read = {} if self.newest is None else {self.newest.version: self.newest}
+        self._oldest = 0 if self.newest is None else self._lowest(store, region_id, self.newest.version)
+
+    def first(self, reached: Reached) -> RegionManifest | None:
+        """Return the oldest kept version that satisfies `reached`; None without one."""
+        return self._at(self._first(reached))
+
+    def last_before(self, reached: Reached) -> RegionManifest | None:
+        """Return the newest kept version that does not satisfy `reached`; None without one."""
+        return self._at(self._first(reached) - 1)
+
+    def is_whole(self) -> bool:
+        """Return whether the first version of the region is kept, so that nothing happened before the oldest one."""
+        return self._oldest == 1
+
+    @staticmethod
+    def _lowest(store: ObjectStore, region_id: UUID, newest: int) -> int:
+        parsed = (parse_manifest_key(key) for key in store.list(manifest_prefix(region_id)))
+        kept = {key.version for key in parsed if key is not None}
+        low = newest
+        while low - 1 in kept:
+            low -= 1
+        return low
+
+    def _first(self, reached: Reached) -> int:
+        """Return the lowest version that is reached; the number after the newest if none is."""
+        if self.newest is None:
+            return 1
+        low, high = self._oldest, self.newest.version + 1
+        while low < high:
+            middle = (low + high) // 2
+            manifest = self._at(middle)
+            if manifest is None or not reached(manifest):  # None: pruned meanwhile, as only the oldest are
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def _at(self, version: int) -> RegionManifest | None:
+        if version not in self._read and self.newest is not None and self._oldest <= version < self.newest.version:
+            manifest = self._manifests.read(version)
+            if manifest is not None:
+                self._read[version] = manifest
+        return self._read.get(version)

@@ -22,8 +22,8 @@ from memwal.wal.clock import Clock
 from memwal.wal.codec.port import EntryCodec
 from memwal.wal.entry_reader import EntryReader
 from memwal.wal.manifest import ManifestStore, RegionManifest
-from memwal.wal.options import WalOptions
 from memwal.wal.records import Entry
+from memwal.wal.retries import WalOptions
 from memwal.wal.store.port import ObjectStore
 
 BYTES_MAX = 64 << 20

@@ -53,7 +53,7 @@ class EntryHeader:
     sentinel: bool = False
     """True for the entry without rows that a claim puts at the tip, so that the older writer's next append fails."""
     snapshot: str = ""
-    """Name of the snapshot that `applied` is relative to, see `wal.snapshots`; "" if `applied` is the whole map."""
+    """Name of the snapshot that `applied` is relative to, see `wal.applied`; "" if `applied` is the whole map."""
     log_id: str = ""
     """Log id of the region's manifest. "" if an earlier memwal or another program wrote the entry, which is accepted in
     any log.

@@ -1,12 +1,17 @@
 """Read a region's log back.
 
 The cursor `replay_after` alone decides which entries count: those after it, up to the tip. They are returned in the
-order of visibility (`wal.assembler`). Two rules keep that equal to what was acknowledged:
+order of visibility. Two rules keep that equal to what was acknowledged:
 
  * Positions are consecutive. A missing position below the tip is a hole, which is corruption and not the end of the
    log. But if the newest manifest says that its rows are in an SST, the entry may have been collected, and the reader
    was overtaken.
  * Epochs never decrease.
+
+Order of visibility (`BatchAssembler`). Rows of a batch of several entries become visible together, when the closing
+entry is durable: its parts are returned directly before that entry, even if other entries lie between. A batch that is
+not closed was never acknowledged and is dropped. An entry of a newer epoch ends all open batches, because the writer
+that could have closed them is fenced.
 """
 
 from __future__ import annotations
@@ -17,21 +22,58 @@ from dataclasses import dataclass
 from typing import NoReturn
 from uuid import UUID
 
-from memwal.wal.applied import AppliedMap
-from memwal.wal.assembler import BatchAssembler
+from memwal.wal.applied import AppliedMap, read_snapshot
 from memwal.wal.clock import Clock, SystemClock
 from memwal.wal.codec.port import EntryCodec
 from memwal.wal.entry_reader import EntryReader
-from memwal.wal.epoch import EpochGuard
 from memwal.wal.errors import Corrupt, Overtaken
 from memwal.wal.layout import entry_key, parse_entry_key, snapshot_key, wal_prefix
-from memwal.wal.manifest import ManifestStore, RegionManifest
-from memwal.wal.options import WalOptions
+from memwal.wal.manifest import EpochGuard, ManifestStore, RegionManifest
 from memwal.wal.probing import exists_beyond, newest_from
 from memwal.wal.records import Entry, EntryHeader
-from memwal.wal.retries import with_retried_reads
-from memwal.wal.snapshots import read_snapshot
+from memwal.wal.retries import WalOptions, with_retried_reads
 from memwal.wal.store.port import ObjectStore
+
+_BatchKey = tuple[str, int, str]
+
+
+class BatchAssembler:
+    """Takes a log's entries in the order of their positions, and returns them in the order of visibility.
+
+    Thread safety. One thread.
+    Invariants. (1) Sentinels are not returned. (2) Epochs never decrease. (3) Only parts of open batches are held back.
+    """
+
+    def __init__(self) -> None:
+        self._epoch = 0
+        self._open: dict[_BatchKey, list[Entry]] = {}
+
+    def add(self, entry: Entry) -> list[Entry]:
+        """Return the entries whose rows become visible with `entry`, in order.
+
+        Raises Corrupt if its epoch is below an earlier entry's: a fenced writer cannot append.
+        """
+        epoch = entry.header.writer_epoch
+        if epoch < self._epoch:
+            raise Corrupt(f"writer epoch {epoch} at position {entry.position} follows epoch {self._epoch}")
+        if epoch > self._epoch:
+            self._epoch = epoch
+            self._open.clear()
+        return [] if entry.header.sentinel else self._closed_by(entry)
+
+    def _closed_by(self, entry: Entry) -> list[Entry]:
+        part = entry.header.part
+        if part is None:
+            return [entry]
+        batch = (part.producer, part.sequence, part.attempt)
+        if part.closes:
+            parts = self._open.pop(batch, [])
+            # The batch is applied now: other attempts at it were abandoned, and none can close it again.
+            self._open = {each: held for each, held in self._open.items() if each[:2] != batch[:2]}
+            return [*parts, entry]
+        self._open.setdefault(batch, []).append(entry)
+        return []
+
 
 Progress = Callable[[int, int], None]
 """Called with the number of entries read so far, and the total."""
@@ -225,7 +267,6 @@ def tail_end(
     suffix: str,
     after: int,
     *,
-    clock: Clock | None = None,
     options: WalOptions | None = None,
 ) -> int:
     """Return the position of the newest entry after position `after`, or `after` without one. Reads no entries.
@@ -233,7 +274,7 @@ def tail_end(
     `after`: as for `read_tail`. Raises: as `find_tip`; Overtaken as `read_tail`.
     """
     options = options or WalOptions()
-    store = with_retried_reads(store, clock or SystemClock(), options)
+    store = with_retried_reads(store, SystemClock(), options)
     tip = find_tip(store, region_id, suffix, after, options.readers)
     _expect_not_flushed(store, region_id, tip)
     return tip
@@ -258,7 +299,10 @@ def _raise_missing(reader: EntryReader, position: int, guard: EpochGuard | None 
     """
     newest = ManifestStore(reader.store, reader.region_id).latest()
     _expect_not_passed(newest, reader.region_id, position, guard)
-    raise _hole(reader, position)
+    raise Corrupt(
+        f"{reader.key(position)}: position {position} is missing, though a later entry or the manifest says that it "
+        "existed; nothing was skipped: restore this object from a backup"
+    )
 
 
 def _expect_not_passed(newest: RegionManifest | None, region_id: UUID, position: int, guard: EpochGuard | None) -> None:
@@ -267,14 +311,6 @@ def _expect_not_passed(newest: RegionManifest | None, region_id: UUID, position:
         guard.fenced_by(newest.writer_epoch)
     if newest is not None and newest.replay_after >= position:
         raise Overtaken(region_id, position, newest.replay_after, newest.current_generation)
-
-
-def _hole(reader: EntryReader, position: int) -> Corrupt:
-    """Return the error for a missing entry."""
-    return Corrupt(
-        f"{reader.key(position)}: position {position} is missing, though a later entry or the manifest says that it "
-        "existed; nothing was skipped: restore this object from a backup"
-    )
 
 
 def visible(

@@ -21,8 +21,7 @@ from typing import NoReturn
 
 from memwal.wal.clock import Clock
 from memwal.wal.errors import OutcomeUnknown, StoreRefused, StoreUnavailable
-from memwal.wal.options import WalOptions
-from memwal.wal.retries import RetryBudget
+from memwal.wal.retries import RetryBudget, WalOptions
 from memwal.wal.store.port import ObjectStore, PutOutcome
 
 

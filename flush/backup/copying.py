@@ -16,7 +16,6 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,9 +25,12 @@ from lance.file import LanceFileSession
 
 from memwal.flush.backup.contents import Piece, Vanished
 from memwal.flush.backup.record import Copied
+from memwal.flush.base.fsync import sync_path
 from memwal.flush.errors import InvalidBackup
+from memwal.flush.parallel_map import each
 from memwal.wal import Clock, Corrupt, Ids, ObjectStore, WalOptions
 from memwal.wal.panics import panics_as_errors
+from memwal.wal.retries import with_retried_reads
 from memwal.wal.slot import put_until_known
 from memwal.wal.store.local import TEMPORARY
 
@@ -49,8 +51,26 @@ def accept(_piece: Piece, _sha256: str) -> None:
 
 
 @dataclass
+class CopyRun:
+    """One backup or restore: it copies from the root of `source` to the root of `dest`. Thread safety. One thread."""
+
+    source: ObjectStore
+    dest: ObjectStore
+    clock: Clock
+    ids: Ids
+    options: WalOptions
+    on_progress: Progress | None = None
+    at_once: int = AT_ONCE
+
+    def retry_reads(self) -> None:
+        """Retry reads of both stores from now on."""
+        self.source = with_retried_reads(self.source, self.clock, self.options)
+        self.dest = with_retried_reads(self.dest, self.clock, self.options)
+
+
+@dataclass
 class Copier:
-    """Copies pieces from `source` to `dest`, which has no other writer.
+    """Copies pieces from the source of `run` to its destination, which has no other writer.
 
     Thread safety. One thread calls it; it copies in several.
     Errors. Raises Vanished if an object is missing in the source; InvalidBackup if another program wrote to the
@@ -58,13 +78,7 @@ class Copier:
     error stay.
     """
 
-    source: ObjectStore
-    dest: ObjectStore
-    clock: Clock
-    ids: Ids
-    options: WalOptions = field(default_factory=WalOptions)
-    at_once: int = AT_ONCE
-    on_progress: Progress | None = None
+    run: CopyRun
     before_replacing: Callable[[], None] | None = None
     """Called before a piece with `data` replaces a different object of an earlier attempt; raises if that object must
     stay. None: no object is replaced.
@@ -80,24 +94,18 @@ class Copier:
             copied = self._copied(piece, present.get(piece.key), check)
             with self._lock:
                 done, size = done + 1, size + piece.size
-                if self.on_progress is not None:
-                    self.on_progress(done, len(pieces), size, total)
+                if self.run.on_progress is not None:
+                    self.run.on_progress(done, len(pieces), size, total)
             return copied
 
-        if self.at_once == 1:
-            return [one(piece) for piece in pieces]
-        pool = ThreadPoolExecutor(self.at_once, "memwal-copy")
-        try:
-            return list(pool.map(one, pieces))
-        finally:
-            pool.shutdown(cancel_futures=True)
+        return list(each(one, pieces, self.run.at_once))
 
     def _copied(self, piece: Piece, present: int | None, check: Check) -> Copied:
         if piece.data is None and present == piece.size and (kept := self._kept(piece, check)) is not None:
             return kept
         if piece.data is None and piece.size > WHOLE_MAX:
             return self._streamed(piece, check)
-        data = self.source.get(piece.key) if piece.data is None else piece.data
+        data = self.run.source.get(piece.key) if piece.data is None else piece.data
         if data is None:
             raise Vanished(piece.key)
         sha256 = sha256_of(data)
@@ -107,38 +115,38 @@ class Copier:
 
     def _put(self, key: str, data: bytes, *, replaces: bool) -> None:
         """Create an object. `replaces`: whether an earlier attempt may have written other bytes under its key."""
-        there = put_until_known(self.dest, key, data, clock=self.clock, options=self.options)
+        there = put_until_known(self.run.dest, key, data, clock=self.run.clock, options=self.run.options)
         if there is not None and replaces and self.before_replacing is not None:
             self.before_replacing()
-            self.dest.delete(key)
-            there = put_until_known(self.dest, key, data, clock=self.clock, options=self.options)
+            self.run.dest.delete(key)
+            there = put_until_known(self.run.dest, key, data, clock=self.run.clock, options=self.run.options)
         if there is not None:
-            raise InvalidBackup(f"{self.dest.url(key)}: another program wrote to the destination; give another one")
+            raise InvalidBackup(f"{self.run.dest.url(key)}: another program wrote to the destination; give another one")
 
     def _kept(self, piece: Piece, check: Check) -> Copied | None:
         """Return the object that an earlier attempt copied; None if it must be copied again."""
-        with self._as_file(self.dest, piece) as path:
+        with self._as_file(self.run.dest, piece) as path:
             sha256 = None if path is None else _sha256(path)
         if sha256 is None:
             return None
         try:
             check(piece, sha256)
         except Corrupt:  # of the object in the destination
-            self.dest.delete(piece.key)
+            self.run.dest.delete(piece.key)
             return None
         return Copied(piece.key, piece.size, sha256)
 
     @panics_as_errors
     def _streamed(self, piece: Piece, check: Check) -> Copied:
-        with self._as_file(self.source, piece) as path:
+        with self._as_file(self.run.source, piece) as path:
             if path is None:
                 raise Vanished(piece.key)
             sha256, size = _sha256(path), path.stat().st_size
             check(piece, sha256)
-            if self.dest.remote:
-                self._session(self.dest).upload_file(path, piece.key)
+            if self.run.dest.remote:
+                self._session(self.run.dest).upload_file(path, piece.key)
             else:
-                _copy_file(path, Path(self.dest.url(piece.key)), f"{TEMPORARY}{os.getpid()}-{self.ids.token()}")
+                _copy_file(path, Path(self.run.dest.url(piece.key)), f"{TEMPORARY}{os.getpid()}-{self.run.ids.token()}")
         return Copied(piece.key, size, sha256)
 
     @contextmanager
@@ -169,11 +177,7 @@ def _copy_file(path: Path, to: Path, temporary: str) -> None:
     written = to.parent / temporary
     try:
         shutil.copyfile(path, written)
-        descriptor = os.open(written, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync_path(written)
         written.replace(to)
     except BaseException:
         with suppress(OSError):  # the first error is more useful

@@ -29,12 +29,12 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from google.protobuf.message import DecodeError
 
 from memwal.flush.backup.contents import Piece, Vanished, turn
-from memwal.flush.backup.copying import AT_ONCE, Copier, Progress, sha256_of
+from memwal.flush.backup.copying import Copier, CopyRun, sha256_of
 from memwal.flush.backup.record import RESTORED, RESTORING, Record, read_note, read_record
 from memwal.flush.base.fsync import sync_tree
 from memwal.flush.base.open import open_dataset
@@ -42,9 +42,8 @@ from memwal.flush.base.setup import TABLE, Restored, metadata_of, restored_from
 from memwal.flush.base.state import versions, with_config
 from memwal.flush.errors import InvalidBackup
 from memwal.flush.verification.runner import Verified, verify_table
-from memwal.wal import Clock, Corrupt, Ids, ObjectStore, WalOptions
+from memwal.wal import Corrupt, ObjectStore
 from memwal.wal.panics import panics_as_errors
-from memwal.wal.retries import with_retried_reads
 from memwal.wal.slot import put_until_known
 
 _DAMAGED = "the backup is damaged; restore another backup"
@@ -52,20 +51,13 @@ _OTHER = "another program has created a table here meanwhile; stop it, and set t
 
 
 @dataclass
-class RestoreRun:
+class RestoreRun(CopyRun):
     """One restore of the backup at the root of `source` into the root of `dest`, which is the table at `uri`.
 
     Thread safety. One thread.
     """
 
-    source: ObjectStore
-    dest: ObjectStore
-    uri: str
-    clock: Clock
-    ids: Ids
-    options: WalOptions
-    on_progress: Progress | None = None
-    at_once: int = AT_ONCE
+    uri: str = field(kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -83,8 +75,7 @@ def restore(run: RestoreRun, *, resume: bool = False) -> RestoreReport:
     Raises InvalidBackup, before anything is written; Corrupt if the backup is damaged; OutcomeUnknown,
     StoreUnavailable, StoreRefused, OSError of either storage: run it again with `resume`.
     """
-    run.source = with_retried_reads(run.source, run.clock, run.options)
-    run.dest = with_retried_reads(run.dest, run.clock, run.options)
+    run.retry_reads()
     record = read_record(run.source)
     pieces = [Piece(copied.key, copied.size) for copied in record.objects]
     _expect_whole(run.source, pieces)
@@ -159,14 +150,14 @@ def _expect_ours(run: RestoreRun, unique: str) -> None:
 def _copy(run: RestoreRun, record: Record, pieces: Sequence[Piece], unique: str) -> None:
     """Run steps 3 to 5."""
     present = {info.key: info.size for info in run.dest.describe("")}
-    copier = Copier(run.source, run.dest, run.clock, run.ids, run.options, run.at_once, run.on_progress)
+    copier = Copier(run)
     check = _checked(run.source, record)
     last = next(piece for piece in pieces if turn(piece.key) == 2)
     try:
         for phase in (0, 1):
             _expect_ours(run, unique)
             copier.copy([piece for piece in pieces if turn(piece.key) == phase], present, check)
-            copier.on_progress = None
+            run.on_progress = None
         data = run.source.get(last.key)
     except Vanished as error:
         raise Corrupt(f"{run.source.url(str(error))}: it was deleted just now; {_DAMAGED}") from error

@@ -34,7 +34,7 @@ import json
 import re
 from collections.abc import Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -43,15 +43,15 @@ from uuid import UUID
 import lance
 
 from memwal.flush.backup.contents import Piece, Vanished, is_ours, pieces_of, turn
-from memwal.flush.backup.copying import AT_ONCE, Copier, Progress
+from memwal.flush.backup.copying import Copier, CopyRun
 from memwal.flush.backup.moment import Moment, RegionMoment, capture
 from memwal.flush.backup.record import BACKING_UP, RECORD, Copied, CopiedRegion, Record, read_note, read_record
 from memwal.flush.base.fsync import sync_tree
 from memwal.flush.base.table import BaseTable
+from memwal.flush.base.version_files import tags_of
 from memwal.flush.errors import BackupOvertaken, InvalidBackup
-from memwal.wal import Clock, Corrupt, Ids, ObjectStore, WalOptions
+from memwal.wal import Corrupt, ObjectStore
 from memwal.wal.panics import panics_as_errors
-from memwal.wal.retries import with_retried_reads
 from memwal.wal.slot import put_until_known
 
 if TYPE_CHECKING:
@@ -64,24 +64,17 @@ TAGS_KEPT = 7 * 86_400.0
 _TAG = re.compile(r"memwal-backup-(?P<time>[0-9]{8}T[0-9]{6}Z)-[0-9a-f]{8}")
 _TIME = "%Y%m%dT%H%M%SZ"
 _TRIES = 3
-"""Attempts to create a tag, and to list tags; Lance fails to list them if one is deleted in the meantime."""
+"""Attempts to create or delete a tag."""
 
 
 @dataclass
-class BackupRun:
+class BackupRun(CopyRun):
     """One backup of the table at the root of `source` to the root of `dest`.
 
     Thread safety. One thread; any number of writers, committers and collectors beside it.
     """
 
-    base: BaseTable
-    source: ObjectStore
-    dest: ObjectStore
-    clock: Clock
-    ids: Ids
-    options: WalOptions
-    on_progress: Progress | None = None
-    at_once: int = AT_ONCE
+    base: BaseTable = field(kw_only=True)
 
 
 @panics_as_errors
@@ -92,8 +85,7 @@ def back_up(run: BackupRun, *, resume: bool = False) -> Record:
     InvalidBackup, before anything is written; BackupOvertaken; Corrupt if the table is damaged; OutcomeUnknown,
     StoreUnavailable, StoreRefused, OSError of either storage.
     """
-    run.source = with_retried_reads(run.source, run.clock, run.options)
-    run.dest = with_retried_reads(run.dest, run.clock, run.options)
+    run.retry_reads()
     began = run.clock.now()
     unique = run.ids.entry_id()
     tag = f"memwal-backup-{datetime.fromtimestamp(began, UTC):{_TIME}}-{unique[:8]}"
@@ -202,24 +194,13 @@ def _untag_noted(run: BackupRun, note: Mapping[str, Any]) -> None:
 
 
 def _remove_tags(dataset: lance.LanceDataset, before: float) -> None:
-    for name in _tags(dataset):
+    for name in tags_of(dataset):
         parsed = _TAG.fullmatch(name)
         if parsed is None:
             continue
         made = datetime.strptime(parsed["time"], _TIME).replace(tzinfo=UTC).timestamp()
         if made < before:
             _untag(dataset, name)
-
-
-def _tags(dataset: lance.LanceDataset) -> Mapping[str, int]:
-    """Return the version of each tag."""
-    for attempt in range(1, _TRIES + 1):
-        try:
-            return {name: int(tag["version"]) for name, tag in dataset.tags.list().items()}
-        except (OSError, ValueError):
-            if attempt == _TRIES:
-                raise
-    raise AssertionError("unreachable")
 
 
 @contextmanager
@@ -238,7 +219,7 @@ def _tag(base: BaseTable, tag: str) -> None:
             base.dataset.tags.create(tag, base.version)
             return
         except (OSError, ValueError) as error:
-            if _tags(base.dataset).get(tag) == base.version:
+            if (made := tags_of(base.dataset).get(tag)) and int(made["version"]) == base.version:
                 return  # the answer to an earlier attempt was lost
             if not base.is_kept():
                 raise Vanished(f"version {base.version}") from error
@@ -265,21 +246,12 @@ def _copy(run: BackupRun, moment: Moment, unique: str) -> list[Copied]:
     """Run steps 4 to 7. Return the copied objects."""
     pieces = pieces_of(moment, run.source)
     present = {info.key: info.size for info in run.dest.describe("")}
-    copier = Copier(
-        run.source,
-        run.dest,
-        run.clock,
-        run.ids,
-        run.options,
-        run.at_once,
-        run.on_progress,
-        before_replacing=lambda: _expect_ours(run, unique),
-    )
+    copier = Copier(run, before_replacing=lambda: _expect_ours(run, unique))
     last = [piece for piece in pieces if turn(piece.key) == 2]
     copied = copier.copy([piece for piece in pieces if turn(piece.key) < 2], present)
     _expect_ours(run, unique)
     _remove_others(run.dest, pieces)
-    copier.on_progress = None
+    run.on_progress = None
     copied += copier.copy(last, present)
     sync_tree(run.dest.url(""))
     return copied

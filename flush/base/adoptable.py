@@ -1,6 +1,6 @@
 """Check which Lance tables and columns can hold rows put through MemWAL, and that their key is unique and never null.
 
-Found by running pylance 14.0.2, for columns of types that `memtable.column_types` allows:
+Found by running pylance 14.0.2, for columns of types that `memtable.schema` allows:
 
     file format 0.1               values of nested columns come back changed
     file format 2.0, a struct     a null struct cannot be written, and a delete is a row of nulls

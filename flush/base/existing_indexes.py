@@ -13,7 +13,7 @@ from typing import Any
 import lance
 import pyarrow as pa
 
-from memwal.flush.base.field_ids import column_ids, field_id
+from memwal.flush.base.shape import column_ids, field_id
 from memwal.memtable import IndexSpec, InvalidRows, check_indexes
 from memwal.memtable.index_spec import INDEX_KINDS
 
@@ -89,6 +89,15 @@ def adoptable(uri: str, dataset: lance.LanceDataset, index: Any) -> tuple[IndexS
     except InvalidRows as error:
         return None, str(error).removeprefix(f"{uri}: ")
     return spec, ""
+
+
+def is_behind(dataset: lance.LanceDataset, index: Any) -> bool:
+    """Return whether a fragment of `dataset` is in no segment of `index` (from `describe_indices`).
+
+    Avoids `index_stats`, which reads the index and warns.
+    """
+    covered = {fragment for segment in index.segments for fragment in segment.fragment_ids}
+    return not covered.issuperset(fragment.fragment_id for fragment in dataset.get_fragments())
 
 
 def has_files(segment: Any) -> bool:

@@ -55,14 +55,14 @@ def sync_tree(path: str) -> None:
     if not root.is_dir():
         return
     for path_below in [*root.rglob("*"), root, root.absolute().parent]:
-        _sync(path_below)
+        sync_path(path_below)
 
 
 def sync_files(path: str) -> None:
     """Fsync the files in the local directory `path`, including files being written. Raises OSError."""
     for file in Path(path).glob("*"):
         with suppress(FileNotFoundError):  # it was renamed
-            _sync(file)
+            sync_path(file)
 
 
 def sync_new_table(dataset: lance.LanceDataset) -> None:
@@ -122,10 +122,10 @@ def _write(path: Path, note: Mapping[str, Any]) -> None:
     temporary = path.with_name(f"{TEMPORARY}{path.name}")
     path.parent.mkdir(exist_ok=True)
     temporary.write_bytes(json.dumps(note).encode())
-    _sync(temporary)
+    sync_path(temporary)
     temporary.replace(path)
     for directory in (path.parent, path.parent.parent):
-        _sync(directory)
+        sync_path(directory)
 
 
 @contextmanager
@@ -171,7 +171,8 @@ def _sync_each(paths: Sequence[Path], refused: Refused) -> None:
                 os.close(descriptor)
 
 
-def _sync(path: Path) -> None:
+def sync_path(path: Path) -> None:
+    """Fsync one file or directory. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

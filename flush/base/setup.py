@@ -40,7 +40,8 @@ import lance
 from memwal.flush.base.ttl import Ttl
 from memwal.flush.errors import UnsupportedTable
 from memwal.memtable import IndexSpec
-from memwal.wal import WAL_FORMATS, SystemIds, WalFormat
+from memwal.wal import WAL_FORMATS, ObjectStore, SystemIds, WalFormat, regions
+from memwal.wal.layout import ROOT, manifest_prefix
 
 TABLE, REGIONS, INDEXES, FORMAT = b"memwal:table", b"memwal:regions", b"memwal:indexes", b"memwal:wal_format"
 INDEX_IDS, APPEND_BY, ROUTED_BY = b"memwal:index_ids", b"memwal:append_by", b"memwal:routed_by"
@@ -206,7 +207,9 @@ def read_setup(metadata: Mapping[bytes, bytes]) -> Setup:
         version = json.loads(metadata.get(VERSION, b"null"))
         version_id = None if version is None else int(version["id"])
         buckets, routing, rules = int(metadata[REGIONS]), int(metadata.get(ROUTING, b"1")), _read_rules(metadata)
-        ttl, ttl_id = _read_ttl(metadata)
+        expires = json.loads(metadata.get(TTL, b"null"))
+        ttl = None if expires is None else Ttl("", float(expires["seconds"]))
+        ttl_id = None if expires is None else int(expires["id"])
         routed_ids = tuple(int(id) for id in json.loads(metadata.get(ROUTED_BY, b"[]")))
         return Setup(buckets, specs, wal_format, ids, by, by_ids, rules, version_id, routing, ttl, ttl_id, routed_ids)
     except (ValueError, TypeError, KeyError) as error:
@@ -214,11 +217,6 @@ def read_setup(metadata: Mapping[bytes, bytes]) -> Setup:
             f"the table's metadata {REGIONS.decode()}, {INDEXES.decode()}, {FORMAT.decode()} or {TTL.decode()} cannot "
             f"be read ({error}); open it with the version of memwal that created it"
         ) from error
-
-
-def _read_ttl(metadata: Mapping[bytes, bytes]) -> tuple[Ttl | None, int | None]:
-    stored = json.loads(metadata.get(TTL, b"null"))
-    return (None, None) if stored is None else (Ttl("", float(stored["seconds"])), int(stored["id"]))
 
 
 def _read_rules(metadata: Mapping[bytes, bytes]) -> WriteRules:
@@ -231,3 +229,53 @@ def _read_rules(metadata: Mapping[bytes, bytes]) -> WriteRules:
         if value not in get_args(known):
             raise ValueError(f"{value!r} is no {key.decode()}")
     return WriteRules(upsert, on_duplicate)  # type: ignore[arg-type]  # checked just now
+
+
+_LOOK_BACK = 1_000
+"""Number of newest versions searched for the set-up, if the newest one lacks it."""
+
+
+def refuse_written_over(uri: str, dataset: lance.LanceDataset, store: ObjectStore) -> None:
+    """Reject a table that lacks Lance's MemWAL index although its regions were claimed.
+
+    No region is claimed before the index exists, so the index was dropped, and the committed generations with it: it is
+    unknown which rows of the SSTs the table holds. If the index was made and a region claimed after `dataset` was
+    opened, `dataset` moves to the newest version.
+    """
+    if not has_claims(store):
+        return
+    dataset.checkout_latest()  # type: ignore[no-untyped-call]
+    if dataset.mem_wal_index_details() is not None:
+        return
+    raise UnsupportedTable(
+        f"{uri}: version {dataset.version} was written over by another program, and the progress of its regions is "
+        "lost; restore the version before that (LanceDataset.restore), or, to keep its rows as they are and give up "
+        f"those that were not committed, move {store.url(ROOT.rstrip('/'))} away and run `memwal init`"
+    )
+
+
+def has_claims(store: ObjectStore) -> bool:
+    """Return whether any region on storage was ever claimed."""
+    return any(list(store.list(manifest_prefix(region))) for region in regions(store))
+
+
+def refuse_wiped(uri: str, dataset: lance.LanceDataset, store: ObjectStore) -> None:
+    """Reject a table whose set-up another program removed from the schema's metadata, while an older version has it.
+
+    Its regions may hold acknowledged rows that are not committed; only the table with its set-up finds them. A table
+    without regions was left on purpose (`flush/beside_lancedb.md`).
+    """
+    if not has_claims(store):
+        return
+    older = sorted((ref["version"] for ref in dataset.version_refs()), reverse=True)
+    for version in older[:_LOOK_BACK]:
+        try:
+            had_setup = version < dataset.version and REGIONS in metadata_of(dataset.checkout_version(version))
+        except (OSError, ValueError):  # cleaned up meanwhile
+            continue
+        if had_setup:
+            raise UnsupportedTable(
+                f"{uri}: another program wiped the metadata of the schema, and with it the table's set-up, in version "
+                f"{version + 1}; restore version {version} (LanceDataset.restore) and open it again. Do not copy its "
+                f"rows elsewhere: acknowledged rows that are not committed yet are below {uri}/{ROOT} only"
+            )

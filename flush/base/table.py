@@ -11,14 +11,22 @@ import lance
 import pyarrow as pa
 
 from memwal.flush.base.adoptable import unsupported_columns
-from memwal.flush.base.caches import LanceCaches, Session
 from memwal.flush.base.create import adopt, complete, create, existing, sync_newest
-from memwal.flush.base.field_ids import column_ids, field_id, row_field_ids
-from memwal.flush.base.lost_setup import refuse_wiped, refuse_written_over
 from memwal.flush.base.manifest import read_progress
-from memwal.flush.base.open import open_dataset
-from memwal.flush.base.setup import REGIONS, TABLE, Restored, Setup, WriteRules, metadata_of, read_setup, restored_from
-from memwal.flush.base.shape import Shape, present_indexes, shape_of
+from memwal.flush.base.open import LanceCaches, Session, open_dataset
+from memwal.flush.base.setup import (
+    REGIONS,
+    TABLE,
+    Restored,
+    Setup,
+    WriteRules,
+    metadata_of,
+    read_setup,
+    refuse_wiped,
+    refuse_written_over,
+    restored_from,
+)
+from memwal.flush.base.shape import Shape, column_ids, field_id, present_indexes, row_field_ids, shape_of
 from memwal.flush.base.sharding import BucketHash, Buckets, Regions, Routing, RowHash, bucket_regions, published_regions
 from memwal.flush.base.torn import set_torn_versions_aside
 from memwal.flush.base.ttl import Expiry, Ttl, is_time

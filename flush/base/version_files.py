@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import lance
 
@@ -49,9 +50,14 @@ def stored_versions(store: ObjectStore) -> list[StoredVersion]:
 
 def tagged_versions(dataset: lance.LanceDataset) -> set[int]:
     """Return the tagged versions of the main branch. Raises OSError, ValueError of Lance."""
+    return {int(tag["version"]) for tag in tags_of(dataset).values() if tag.get("branch") is None}
+
+
+def tags_of(dataset: lance.LanceDataset) -> Mapping[str, Any]:
+    """Return the tags of a table by name, as Lance describes them. Raises OSError, ValueError of Lance."""
     for attempt in range(1, _LISTINGS + 1):
         try:
-            return {int(tag["version"]) for tag in dataset.tags.list().values() if tag.get("branch") is None}
+            return dataset.tags.list()
         except (OSError, ValueError):  # Lance lists the tags, then reads each: one was deleted in between
             if attempt == _LISTINGS:
                 raise

@@ -36,8 +36,8 @@ import pyarrow as pa
 from lance.fragment import FragmentMetadata, write_fragments
 from lance.mem_wal import CompactedSsTable
 
-from memwal.flush.base.field_ids import row_field_ids
 from memwal.flush.base.manifest import COMMITTED, highest
+from memwal.flush.base.shape import row_field_ids
 from memwal.flush.base.swap import append_if_unchanged, as_new_fragments
 from memwal.flush.base.table import BaseTable
 from memwal.flush.commits.merge_passes import Written

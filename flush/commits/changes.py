@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from memwal.flush.commits.held_back import is_failure
 from memwal.flush.commits.plan import RegionPlan
+from memwal.flush.commits.report import is_failure
 from memwal.flush.sst.files import read_sst
 from memwal.memtable import TOMBSTONE
 from memwal.wal import ObjectStore, SsTable

@@ -54,21 +54,18 @@ which is set before step 8: see flush.commits.append_pass.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import replace
 from uuid import UUID
 
-import lance
-
-from memwal.flush.base.caches import LanceCaches
 from memwal.flush.base.fsync import sync_table
+from memwal.flush.base.open import LanceCaches
+from memwal.flush.base.swap import ConflictRetries
 from memwal.flush.base.table import BaseTable
 from memwal.flush.commits.append_pass import mark, unmarked
-from memwal.flush.commits.conflict_retries import ConflictRetries
-from memwal.flush.commits.held_back import HeldBack
 from memwal.flush.commits.index_catchup import catch_up
 from memwal.flush.commits.index_changes import drop_undeclared
-from memwal.flush.commits.report import CommitReport, CommitTotals
+from memwal.flush.commits.report import CommitReport, CommitRun, HeldBack
 from memwal.flush.commits.rounds import Rounds
 from memwal.wal import Clock, Ids, ManifestStore, ObjectStore, RegionManifest, SystemIds, WalOptions, regions
 from memwal.wal.panics import panics_as_errors
@@ -117,56 +114,47 @@ def commit(
     OutcomeUnknown, StoreUnavailable, StoreRefused, OSError of storage. After any of them, commit again.
     """
     began = clock.monotonic()
-    conflict_retries = ConflictRetries(uri, clock, retries)
-    name = committer or (ids or SystemIds()).entry_id()
     held_back = HeldBack() if held is None else held
-    storage, caches = dict(storage_options or {}), caches or LanceCaches()
     rounds = Rounds(
-        uri, storage, store, clock, conflict_retries, memory_max, courtesy, name, caches, held_back, options
+        uri,
+        dict(storage_options or {}),
+        store,
+        clock,
+        ids,
+        ConflictRetries(uri, clock, retries),
+        caches or LanceCaches(),
+        options,
+        memory_max=memory_max,
+        courtesy=courtesy,
+        committer=committer or (ids or SystemIds()).entry_id(),
+        held_back=held_back,
     )
     while (base := rounds.next()) is None:
         continue
-    base = finished(store, base, clock, ids, conflict_retries, rounds.totals, rounds.failed, options)
+    base = finished(rounds, base, rounds.failed)
     held_back.regions = {**rounds.doubled, **rounds.failed}
     if held is None:
         held_back.raise_first()
     return rounds.totals.report(base.version, clock.monotonic() - began)
 
 
-def finished(
-    store: ObjectStore,
-    base: BaseTable,
-    clock: Clock,
-    ids: Ids | None,
-    conflict_retries: ConflictRetries,
-    totals: CommitTotals,
-    failed: Mapping[UUID, BaseException] | None = None,
-    options: WalOptions | None = None,
-) -> BaseTable:
+def finished(run: CommitRun, base: BaseTable, failed: Container[UUID] = ()) -> BaseTable:
     """Run steps 8 and 9, and before them set Lance's marker if the table has no key. Return the newest view.
 
     `failed`: regions to leave out. Raises as `commit`.
     """
-    base = _caught_up(_marked(base, conflict_retries, totals), conflict_retries, totals)
-    _prune_all(store, base, clock, ids, failed or {}, options)
+    base = _caught_up(run, _marked(run, base))
+    _prune_all(run.store, base, run, failed)
     return base
 
 
-def _prune_all(
-    store: ObjectStore,
-    base: BaseTable,
-    clock: Clock,
-    ids: Ids | None,
-    failed: Mapping[UUID, BaseException],
-    options: WalOptions | None,
-) -> None:
+def _prune_all(store: ObjectStore, base: BaseTable, run: CommitRun, failed: Container[UUID]) -> None:
     """Run step 9: sync the base if a manifest lists committed SSTs, then remove these SSTs from the manifests.
 
     Skips the regions in `failed`, because nothing of them was committed.
     """
-    stores = (
-        ManifestStore(store, region, clock=clock, options=options) for region in regions(store) if region not in failed
-    )
+    found = (region for region in regions(store) if region not in failed)
+    stores = (ManifestStore(store, region, clock=run.clock, options=run.options) for region in found)
     manifests = [manifest for versions in stores if (manifest := versions.latest())]
     to_prune = [
         (m.region_id, done) for m in manifests if _without(m, done := base.committed.get(m.region_id, 0)) is not m
@@ -174,7 +162,7 @@ def _prune_all(
     if to_prune:
         sync_table(base.dataset)
     for region, done in to_prune:
-        prune(store, region, done, clock=clock, ids=ids, options=options)
+        prune(store, region, done, clock=run.clock, ids=run.ids, options=run.options)
 
 
 def prune(
@@ -202,46 +190,33 @@ def _without(manifest: RegionManifest, committed_generation: int) -> RegionManif
     return manifest if len(kept) == len(manifest.ssts) else replace(manifest, ssts=kept)
 
 
-def _marked(base: BaseTable, conflict_retries: ConflictRetries, totals: CommitTotals) -> BaseTable:
+def _marked(run: CommitRun, base: BaseTable) -> BaseTable:
     """Raise Lance's own marker to the committed generations. Return the newest view."""
     while missing := unmarked(base):
         try:
             with panics_as_errors:
                 mark(base.dataset, missing)
-            totals.versions += 1
+            run.totals.versions += 1
         except (OSError, RuntimeError) as error:
-            _expect_conflict(base.dataset, error)
-            conflict_retries.wait(error)
-        base = _opened_again(base)
+            run.conflict_retries.wait_if_newer(base.dataset, error)
+        base = run.opened()
     return base
 
 
-def _caught_up(base: BaseTable, conflict_retries: ConflictRetries, totals: CommitTotals) -> BaseTable:
-    """Run step 8. Return the newest view."""
+def _caught_up(run: CommitRun, base: BaseTable) -> BaseTable:
+    """Run step 8. Return the newest view. `latest` does not serve here: a pass has moved the dataset of `base`."""
     while True:
         before = base.version
         try:
             with panics_as_errors:
                 moved = catch_up(base.dataset, base.indexes)
-                newest = _opened_again(base) if moved else base
+                newest = run.opened() if moved else base
                 dropped = moved and drop_undeclared(base, newest)
         except (OSError, RuntimeError, ValueError) as error:
-            _expect_conflict(base.dataset, error)
-            conflict_retries.wait(error)
-            base = _opened_again(base)
+            run.conflict_retries.wait_if_newer(base.dataset, error)
+            base = run.opened()
             continue
         if not moved:
             return base
-        totals.versions += base.dataset.version - before
-        return _opened_again(base) if dropped else newest
-
-
-def _opened_again(base: BaseTable) -> BaseTable:
-    """Return the newest view. `latest` does not serve here: a pass has moved the dataset of `base`."""
-    return BaseTable.open(base.uri, base.storage_options, caches=base.caches)
-
-
-def _expect_conflict(dataset: lance.LanceDataset, error: Exception) -> None:
-    """Reraise `error` unless the table has a newer version; only a newer version makes the error a conflict."""
-    if dataset.latest_version == dataset.version:
-        raise error
+        run.totals.versions += base.dataset.version - before
+        return run.opened() if dropped else newest

@@ -37,14 +37,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from lance.fragment import FragmentMetadata
 
-from memwal.flush.base.field_ids import column_ids
 from memwal.flush.base.setup import ttl_settings
-from memwal.flush.base.swap import append_if_unchanged
+from memwal.flush.base.shape import column_ids
+from memwal.flush.base.swap import append_if_unchanged, retried
 from memwal.flush.base.table import BaseTable
 from memwal.flush.base.ttl import EXPIRED, Expiry, Ttl, check_ttl, integers
-from memwal.flush.commits.conflict_retries import ConflictRetries
 from memwal.wal import Clock
-from memwal.wal.panics import panics_as_errors
 
 GRACE = 60.0
 """Seconds that an expired row is kept. Clocks of two processes may differ by this much without one deleting a row that
@@ -56,7 +54,6 @@ _ROWS_AT_ONCE = 20_000_000
 """Approximate number of rows whose times one collection reads. Commits wait for it, so the rest is left to the next
 one.
 """
-_RETRIES = 20
 
 _Seen = tuple[int, tuple[str, ...]]
 
@@ -157,31 +154,16 @@ def set_ttl(base: BaseTable, ttl: Ttl | None, clock: Clock) -> BaseTable:
     After it returns, no row is deleted by the previous ttl. If it fails, or its process is killed, call it again.
     Raises InvalidRows for a column or a time that does not fit; CommitConflict; errors of storage.
     """
-    retries, before = ConflictRetries(base.uri, clock, _RETRIES, "run it again"), base.latest()
+    before = base.latest()
     if before.ttl == ttl:
         return before
 
-    def change(newest: BaseTable) -> None:
+    def change(newest: BaseTable, dataset: lance.LanceDataset) -> None:
         if ttl is not None:
             check_ttl(newest.schema, ttl)
-        settings = ttl_settings(ttl, column_ids(newest.dataset))
-        newest.dataset.checkout_version(newest.version).update_config(dict(settings))
+        dataset.update_config(dict(ttl_settings(ttl, column_ids(dataset))))
 
-    changed = _changed(base, change, retries)
-    if before.ttl is None:
-        return changed
-    return _changed(base, lambda newest: append_if_unchanged(newest.dataset, (), {}, newest.storage_options), retries)
-
-
-def _changed(base: BaseTable, change: Callable[[BaseTable], object], retries: ConflictRetries) -> BaseTable:
-    """Apply `change` to the newest version, again after each conflict; return the newest version afterwards."""
-    while True:
-        newest = base.latest()
-        try:
-            with panics_as_errors:
-                change(newest)
-            return base.latest()
-        except (OSError, RuntimeError, ValueError) as error:
-            if newest.dataset.latest_version == newest.version:
-                raise
-            retries.wait(error)
+    retried(base, clock, change)
+    if before.ttl is not None:
+        retried(base, clock, lambda newest, dataset: append_if_unchanged(dataset, (), {}, newest.storage_options))
+    return base.latest()

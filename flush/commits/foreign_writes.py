@@ -42,9 +42,9 @@ import lance
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from memwal.flush.base.load_id import is_load, loads_in
 from memwal.flush.base.state import TableState, read_state
 from memwal.flush.base.table import BaseTable
+from memwal.flush.commits.load_notes import is_load, loads_in
 from memwal.flush.errors import DoubledKey
 from memwal.wal import Corrupt, ObjectStore
 from memwal.wal.errors import first_line

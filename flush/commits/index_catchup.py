@@ -23,6 +23,7 @@ import lance
 import pyarrow as pa
 
 from memwal.flush.base.create import create_scalar_indexes
+from memwal.flush.base.existing_indexes import is_behind
 from memwal.memtable import IndexSpec
 from memwal.wal.errors import first_line
 from memwal.wal.panics import as_exception
@@ -52,7 +53,7 @@ def catch_up(dataset: lance.LanceDataset, indexes: Sequence[IndexSpec]) -> bool:
     for spec in indexes:
         if spec.kind == "ivf_pq" and spec.name not in present:
             _attempted(dataset, spec.name, partial(build_vector_index, dataset, spec))
-    lagging = [spec.name for spec in indexes if spec.name in present and _lags(dataset, present[spec.name])]
+    lagging = [spec.name for spec in indexes if spec.name in present and is_behind(dataset, present[spec.name])]
     if lagging and not _attempted(dataset, ", ".join(lagging), partial(_extend, dataset, lagging)) and len(lagging) > 1:
         for name in lagging:
             _attempted(dataset, name, partial(_extend, dataset, [name]))
@@ -64,7 +65,8 @@ def build_vector_index(dataset: lance.LanceDataset, spec: IndexSpec, *, replace:
 
     `replace`: replace an existing index of that name.
     """
-    if _enough_vectors(dataset, spec.column):
+    with_vector = f"`{spec.column}` IS NOT NULL"
+    if dataset.count_rows() >= PQ_ROWS_MIN and dataset.count_rows(with_vector) >= PQ_ROWS_MIN:
         parameters = ivf_pq_parameters(spec, dataset.schema)
         dataset.create_index(spec.column, "IVF_PQ", name=spec.name, replace=replace, **parameters)
 
@@ -118,15 +120,3 @@ def sub_vectors(width: int) -> int:
     """Return the codes per vector: equal parts of up to 16 dimensions, at least 4 of them (width 384: 24 of 16)."""
     counts = (width // part for part in _SUB_VECTOR_WIDTHS if width % part == 0)
     return next((count for count in counts if count >= _SUB_VECTORS_MIN), width)
-
-
-def _enough_vectors(dataset: lance.LanceDataset, column: str) -> bool:
-    if dataset.count_rows() < PQ_ROWS_MIN:
-        return False
-    return bool(dataset.count_rows(f"`{column}` IS NOT NULL") >= PQ_ROWS_MIN)
-
-
-def _lags(dataset: lance.LanceDataset, index: Any) -> bool:
-    """Return whether a fragment is in no segment of the index. Avoids index_stats, which reads the index and warns."""
-    covered = {fragment for segment in index.segments for fragment in segment.fragment_ids}
-    return not covered.issuperset(fragment.fragment_id for fragment in dataset.get_fragments())

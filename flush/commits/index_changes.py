@@ -23,27 +23,23 @@ To drop an index:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import lance
 
 from memwal.flush.base.create import create_scalar_indexes
-from memwal.flush.base.existing_indexes import DEFAULTS, LANCES_OWN, with_existing_indexes
-from memwal.flush.base.field_ids import column_ids
+from memwal.flush.base.existing_indexes import DEFAULTS, LANCES_OWN, adoptable, with_existing_indexes
 from memwal.flush.base.setup import index_settings
+from memwal.flush.base.shape import column_ids
+from memwal.flush.base.swap import retried
 from memwal.flush.base.table import BaseTable
-from memwal.flush.commits.conflict_retries import ConflictRetries
 from memwal.flush.commits.index_catchup import build_vector_index
 from memwal.memtable import IndexSpec, InvalidRows, check_indexes
 from memwal.memtable.index_spec import nearest
 from memwal.wal import Clock
 from memwal.wal.errors import first_line
-from memwal.wal.panics import RustPanic, panics_as_errors
-
-T = TypeVar("T")
-_RETRIES = 20
-"""Consecutive conflicts with other writers. Commits come every few seconds, and each conflict restarts the build."""
+from memwal.wal.panics import RustPanic
 
 
 def add_index(base: BaseTable, spec: IndexSpec, clock: Clock) -> IndexSpec:
@@ -66,7 +62,7 @@ def add_index(base: BaseTable, spec: IndexSpec, clock: Clock) -> IndexSpec:
         _declare(newest, [*newest.indexes, whole])
         return whole
 
-    return _retried(base, clock, attempt)
+    return retried(base, clock, attempt)
 
 
 def drop_index(base: BaseTable, name: str, clock: Clock) -> None:
@@ -89,7 +85,7 @@ def drop_index(base: BaseTable, name: str, clock: Clock) -> None:
         if name in built:
             dataset.drop_index(name)
 
-    _retried(base, clock, attempt)
+    retried(base, clock, attempt)
 
 
 def drop_undeclared(before: BaseTable, newest: BaseTable) -> bool:
@@ -103,21 +99,6 @@ def drop_undeclared(before: BaseTable, newest: BaseTable) -> bool:
     for name in sorted(gone & built):
         dataset.drop_index(name)
     return bool(gone & built)
-
-
-def _retried(base: BaseTable, clock: Clock, attempt: Callable[[BaseTable, lance.LanceDataset], T]) -> T:
-    """Return the result of `attempt` for the newest version. Repeat it if a newer version appeared in the meantime."""
-    retries = ConflictRetries(base.uri, clock, _RETRIES, "run it again")
-    while True:
-        newest = base.latest()
-        dataset = newest.dataset.checkout_version(newest.version)  # views are not written through
-        try:
-            with panics_as_errors:
-                return attempt(newest, dataset)
-        except (OSError, RuntimeError, ValueError, RustPanic) as error:
-            if isinstance(error, InvalidRows) or newest.dataset.latest_version == newest.version:
-                raise
-            retries.wait(error)
 
 
 def _same(wanted: IndexSpec, declared: IndexSpec) -> IndexSpec:
@@ -164,3 +145,44 @@ def _declare(base: BaseTable, indexes: Iterable[IndexSpec]) -> None:
     """Run step 3: set the indexes of the table, unless another writer changed them since the version of `base`."""
     settings: Mapping[str, Any] = index_settings(list(indexes), column_ids(base.dataset))
     base.dataset.checkout_version(base.version).update_config(dict(settings))
+
+
+def list_indexes(base: BaseTable) -> list[dict[str, Any]]:
+    """Return the indexes in the set-up, one dict each. Reads no index.
+
+    name, column, kind, parameters; built: whether the base table has it; rows, rows_waiting: base rows that it covers,
+    and those that the next commit adds to it; bytes: of its files, 0 if Lance recorded none.
+    """
+    rows = {fragment.fragment_id: fragment.count_rows() for fragment in base.dataset.get_fragments()}
+    built = {index.name: index for index in base.dataset.describe_indices()}
+    found = []
+    for spec in base.indexes:
+        index = built.get(spec.name)
+        covered = set() if index is None else {part for segment in index.segments for part in segment.fragment_ids}
+        found.append(
+            {
+                "name": spec.name,
+                "column": spec.column,
+                "kind": spec.kind,
+                "parameters": dict(spec.parameters),
+                "built": index is not None,
+                "rows": sum(count for fragment, count in rows.items() if fragment in covered),
+                "rows_waiting": sum(count for fragment, count in rows.items() if fragment not in covered),
+                "bytes": 0 if index is None else int(index.total_size_bytes or 0),
+            }
+        )
+    return found
+
+
+def undeclared(base: BaseTable) -> dict[str, str]:
+    """Return the indexes of the base table that are not in its set-up: name -> reason; "" if it can be added."""
+    declared, columns = {spec.name for spec in base.indexes}, {spec.column: spec.name for spec in base.indexes}
+    found = dict[str, str]()
+    for index in base.dataset.describe_indices():
+        if index.name in declared or index.name.startswith(LANCES_OWN):
+            continue
+        spec, reason = adoptable(base.uri, base.dataset, index)
+        if spec is not None and spec.column in columns:
+            reason = f"its column has the index {columns[spec.column]}, and memwal keeps one for each column"
+        found[index.name] = reason
+    return found

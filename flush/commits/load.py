@@ -2,9 +2,9 @@
 
     invariant: the rows of a load, and the record that it has landed, are in one version of the base, or in none.
 
-A load is a separate region (flush.base.load_id): its id is derived from the token, and each attempt is a generation.
-Its marker is therefore a compare-and-swap, as for the range of a commit: of any number of loads with one token,
-concurrent or sequential, one lands.
+A load is a separate region (flush.commits.load_notes): its id is derived from the token, and each attempt is a
+generation. Its marker is therefore a compare-and-swap, as for the range of a commit: of any number of loads with one
+token, concurrent or sequential, one lands.
 
 The caller has checked the rows, has begun an attempt (flush.commits.load_notes), and has then flushed and committed
 every row that was acknowledged earlier (model: Load!Begin, Load!Settle). Then:
@@ -45,19 +45,18 @@ leaves a permanent record of about 40 bytes in the base.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from uuid import UUID
 
 import pyarrow as pa
 
-from memwal.flush.base.caches import LanceCaches
 from memwal.flush.base.fsync import sync_table
-from memwal.flush.base.load_id import has_landed, load_id, next_attempt
+from memwal.flush.base.open import LanceCaches
 from memwal.flush.base.state import read_state, versions
+from memwal.flush.base.swap import ConflictRetries
 from memwal.flush.base.table import BaseTable
 from memwal.flush.commits.append_pass import AppendedRows
 from memwal.flush.commits.committer import finished
-from memwal.flush.commits.conflict_retries import ConflictRetries
 from memwal.flush.commits.foreign_writes import (
     added_keys,
     delete_rows,
@@ -66,9 +65,9 @@ from memwal.flush.commits.foreign_writes import (
     look_back,
     rows_with_keys,
 )
-from memwal.flush.commits.load_notes import LoadAttempt, note_token
+from memwal.flush.commits.load_notes import LoadAttempt, has_landed, load_id, next_attempt, note_token
 from memwal.flush.commits.merge_passes import Written, upsert_pass
-from memwal.flush.commits.report import CommitTotals
+from memwal.flush.commits.report import CommitRun
 from memwal.flush.errors import CommitConflict, CountMismatch, LoadEnded
 from memwal.wal import Clock, Corrupt, Ids, ObjectStore, WalOptions
 from memwal.wal.panics import panics_as_errors
@@ -168,12 +167,12 @@ def load(
     StoreRefused, OSError of storage. After any of them, load again with the same token.
     """
     began, id = clock.monotonic(), load_id(token)
-    run = _Run(
-        uri, dict(storage_options or {}), store, ConflictRetries(uri, clock, retries), id, rows, attempt, on_step
-    )
-    run.caches = caches or run.caches
+    conflict_retries, caches = ConflictRetries(uri, clock, retries), caches or LanceCaches()
+    storage = dict(storage_options or {})
+    run = _Run(uri, storage, store, clock, ids, conflict_retries, caches, options, id=id)
+    run.rows, run.attempt, run.on_step = rows, attempt, on_step
     note_token(store, id, token)
-    base = run.finished(clock, ids, options)
+    base = run.finished()
     totals = run.totals
     return LoadReport(
         id,
@@ -198,7 +197,6 @@ def finish_load(
     token: str,
     *,
     clock: Clock,
-    ids: Ids | None = None,
     retries: int = 10,
     options: WalOptions | None = None,
 ) -> bool:
@@ -207,9 +205,10 @@ def finish_load(
     A restore of the base may have removed it since the caller checked.
     Parameters, thread safety, durability and errors: as for `load`.
     """
-    conflict_retries = ConflictRetries(uri, clock, retries)
+    conflict_retries, storage = ConflictRetries(uri, clock, retries), dict(storage_options or {})
+    run = _Run(uri, storage, store, clock, None, conflict_retries, LanceCaches(), options, id=load_id(token))
     try:
-        _Run(uri, dict(storage_options or {}), store, conflict_retries, load_id(token)).finished(clock, ids, options)
+        run.finished()
     except _NotLanded:
         return False
     return True
@@ -219,24 +218,18 @@ class _NotLanded(Exception):
     """No load with the token has landed, and the run has no rows."""
 
 
-@dataclass
-class _Run:
+@dataclass(kw_only=True)
+class _Run(CommitRun):
     """Steps 2 to 6 of one load.
 
     Thread safety. One thread only.
     """
 
-    uri: str
-    storage_options: dict[str, str]
-    store: ObjectStore
-    conflict_retries: ConflictRetries
     id: UUID
     rows: RowsToLoad | None = None
     """If None, a load that has not landed raises _NotLanded and nothing is written."""
     attempt: LoadAttempt | None = None
     on_step: Step = lambda _: None
-    caches: LanceCaches = field(default_factory=LanceCaches)
-    totals: CommitTotals = field(default_factory=CommitTotals)
     landed: int | None = None
     """The version with the rows, once this run has written it."""
     unchecked: bool = False
@@ -246,18 +239,18 @@ class _Run:
     failure: BaseException | None = None
     """The exception raised while reading the rows: Lance passes on only its text."""
 
-    def finished(self, clock: Clock, ids: Ids | None, options: WalOptions | None) -> BaseTable:
+    def finished(self) -> BaseTable:
         """Run all steps; return the resulting base table."""
         while (base := self._next()) is None:
             continue
         self.on_step("indexes")
-        base = finished(self.store, base, clock, ids, self.conflict_retries, self.totals, options=options)
+        base = finished(self, base)
         sync_table(base.dataset)
         return base
 
     def _next(self) -> BaseTable | None:
         """Make one attempt. Return the base table once the rows are in it and checked, else None."""
-        base = BaseTable.open(self.uri, self.storage_options, caches=self.caches)
+        base = self.opened()
         landed = has_landed(base.committed, self.id)
         if landed and not self.unchecked and self.landed is not None:
             return base
@@ -275,9 +268,7 @@ class _Run:
         except _CONFLICTS as error:
             if self.failure is not None:
                 raise self.failure from error
-            if base.dataset.latest_version == base.dataset.version:
-                raise
-            self.conflict_retries.wait(error)
+            self.conflict_retries.wait_if_newer(base.dataset, error)
         else:
             self.conflict_retries.reset()
         return None

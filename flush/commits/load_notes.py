@@ -1,4 +1,4 @@
-"""Notes of loads beside the table.
+"""The ids and notes of loads.
 
     {table}/_mem_wal/loads/{id}.json           {"token": "books-2026"}: the token that a load's id is derived from, for
                                                `memwal log`; advice only
@@ -24,30 +24,82 @@ Load!LookForNotes, Load!LookAt, Load!LogTombstone)
 
 A killed process stops renewing its note, but its storage requests may still land late. Before its note is ignored,
 its attempt is **ended**: its generation, and all uncommitted ones below it, are committed without rows, after which
-Lance refuses to commit it with rows (flush.base.load_id). A running attempt that is ended restarts with the next
+Lance refuses to commit it with rows. A running attempt that is ended restarts with the next
 generation. (model: Load!End)
 
 A note has no effect once the load has landed or an equal or higher generation is committed. Clocks only decide when an
 attempt is ended.
+
+The outcome of a load (flush.commits.load) is recorded under the ids of its two markers. Neither id is a region. Each
+attempt at a load has a generation, one above the committed generation. If it lands, its generation is committed
+with the rows, for `load_id`. If another process ends it before it lands, its generation is
+committed for `load_id` and `ended_id`. Lance commits no generation that is not above the committed one, so only one of
+the two happens to each generation.
+
+The ids are derived from the load's token: `load` or `void` in ASCII, then 12 bytes of the SHA-256 of the token, as a
+UUID of version 8, which is reserved for custom ids (RFC 9562). Regions have ids of version 5 or 4, so the version
+distinguishes the two.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
 import lance
 
 from memwal.flush.base.fsync import sync_table
-from memwal.flush.base.load_id import ended_id, has_landed, is_load, next_attempt
 from memwal.flush.base.table import BaseTable
 from memwal.flush.commits.append_pass import mark
 from memwal.wal import Clock, Ids, ObjectStore
 from memwal.wal.layout import LOADING_PREFIX, load_key, loading_key
 from memwal.wal.panics import panics_as_errors
+
+_LOAD, _ENDED = b"load", b"void"
+_VERSION, _VARIANT = 0x80, 0x80
+
+
+def load_id(token: str) -> UUID:
+    """Return the id of the load with `token`. Pure."""
+    data = bytearray(_LOAD + hashlib.sha256(token.encode()).digest()[:12])
+    data[6] = data[6] & 0x0F | _VERSION
+    data[8] = data[8] & 0x3F | _VARIANT
+    return UUID(bytes=bytes(data))
+
+
+def ended_id(load: UUID) -> UUID:
+    """Return the id of a load's ended attempts. Pure."""
+    return UUID(bytes=_ENDED + load.bytes[len(_ENDED) :])
+
+
+def is_load(id: UUID) -> bool:
+    """Return whether `id` belongs to a load or its ended attempts, and not to a region. Pure."""
+    return id.bytes.startswith((_LOAD, _ENDED)) and id.version == _VERSION >> 4
+
+
+def is_ended(id: UUID) -> bool:
+    """Return whether `id` belongs to the ended attempts at a load. Pure."""
+    return is_load(id) and id.bytes.startswith(_ENDED)
+
+
+def loads_in(committed: Iterable[UUID]) -> frozenset[UUID]:
+    """Return the ids of loads, and of their ended attempts, among committed generations. Pure."""
+    return frozenset(id for id in committed if is_load(id))
+
+
+def has_landed(committed: Mapping[UUID, int], load: UUID) -> bool:
+    """Return whether a load has landed in a base table with the generations `committed`. Pure."""
+    return committed.get(load, 0) > committed.get(ended_id(load), 0)
+
+
+def next_attempt(committed: Mapping[UUID, int], load: UUID) -> int:
+    """Return the generation of an attempt at a load that has not landed. Pure."""
+    return committed.get(load, 0) + 1
+
 
 RENEW_EVERY, LASTS, LASTS_LONGEST = 10.0, 30.0, 60.0
 """Seconds. LASTS_LONGEST limits the validity of a note whatever its content, because clocks may differ."""

@@ -94,7 +94,7 @@ def plans_above(store: ObjectStore, region: UUID, committed: int) -> tuple[Store
         if (parsed := parse_plan_key(key)) is not None and parsed[1] > committed:
             starts[parsed[1]] = key
     stored = ((first, key, store.get(key)) for first, key in sorted(starts.items()))
-    return tuple(StoredPlan(key, data, _agreed(key, first, data)[0]) for first, key, data in stored if data is not None)
+    return tuple(StoredPlan(key, data, agreed(key, first, data)[0]) for first, key, data in stored if data is not None)
 
 
 def uncommitted(
@@ -168,15 +168,18 @@ def agree(
     existing = put_until_known(store, key, proposal, clock=clock, options=options or WalOptions())
     by_other = False
     if existing is not None:
-        last, owner = _agreed(key, plan.first, existing)
+        last, owner = agreed(key, plan.first, existing)
         by_other = owner != by
     if last > plan.last:
         raise PlanBehind(f"{key}: generations up to {last} are planned, our manifest ends at {plan.last}")
     return RegionPlan(plan.region, tuple(sst for sst in plan.ssts if sst.generation <= last), by_other)
 
 
-def _agreed(key: str, first: int, data: bytes) -> tuple[int, str]:
-    """Return the last generation of the stored plan and its committer; "" for old plans without a committer."""
+def agreed(key: str, first: int, data: bytes) -> tuple[int, str]:
+    """Return the last generation of a stored plan and its committer; "" for old plans without a committer.
+
+    Raises Corrupt unless `data` is a plan that begins at generation `first`.
+    """
     try:
         stored = json.loads(data)
         if stored["first"] == first and stored["last"] >= first:

@@ -1,12 +1,25 @@
-"""The report of one commit, and its totals."""
+"""The report of one commit, its totals, and the regions that it holds back.
+
+An unreadable SST, a gap in the generations, a damaged plan, or a key with two rows in the base concerns one region,
+which is held back. Its SSTs stay published, so readers see its rows as before, and every later commit tries it again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from uuid import UUID
 
+import pyarrow as pa
+
+from memwal.flush.base.open import LanceCaches
+from memwal.flush.base.swap import ConflictRetries
+from memwal.flush.base.table import BaseTable
 from memwal.flush.commits.merge_passes import Written
 from memwal.flush.commits.plan import RegionPlan
+from memwal.flush.errors import FlushError
+from memwal.wal import Clock, Ids, ObjectStore, WalError, WalOptions
+from memwal.wal.panics import is_panic
 
 
 @dataclass(frozen=True)
@@ -85,3 +98,53 @@ class CommitTotals:
             bytes_written=self.bytes,
             versions=self.versions,
         )
+
+
+_COMMON = (WalError, FlushError, OSError, RuntimeError, ValueError)
+
+
+def is_failure(error: BaseException) -> bool:
+    """Return whether `error` comes from storage, Lance or memwal, and does not end the process."""
+    return isinstance(error, _COMMON) or is_panic(error)
+
+
+@dataclass
+class HeldBack:
+    """What the last commit could not take. A process that commits repeatedly passes it from commit to commit.
+
+    Thread safety. One commit at a time writes; any thread reads `regions`, which is replaced as a whole.
+    """
+
+    regions: Mapping[UUID, BaseException] = field(default_factory=dict)
+    """The error that kept a region from being committed, or the error about a key that has two rows and is not
+    written by an SST.
+    """
+    doubled: pa.Table | None = None
+    """Keys that had two rows in the base; each commit looks them up until the duplicates are gone."""
+
+    def raise_first(self) -> None:
+        """Raise the error of the first region, if any."""
+        for error in self.regions.values():
+            raise error
+
+
+@dataclass
+class CommitRun:
+    """What all steps of one commit, or of one load, use.
+
+    Thread safety. One thread only.
+    """
+
+    uri: str
+    storage_options: dict[str, str]
+    store: ObjectStore
+    clock: Clock
+    ids: Ids | None
+    conflict_retries: ConflictRetries
+    caches: LanceCaches
+    options: WalOptions | None
+    totals: CommitTotals = field(default_factory=CommitTotals)
+
+    def opened(self) -> BaseTable:
+        """Return the newest view of the base table."""
+        return BaseTable.open(self.uri, self.storage_options, caches=self.caches)

@@ -10,11 +10,9 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from memwal.flush.base.caches import LanceCaches
 from memwal.flush.base.table import BaseTable
 from memwal.flush.commits.append_pass import AppendedSsts
 from memwal.flush.commits.changes import Changes, read_changes
-from memwal.flush.commits.conflict_retries import ConflictRetries
 from memwal.flush.commits.foreign_writes import (
     ForeignWrites,
     added_keys,
@@ -24,20 +22,16 @@ from memwal.flush.commits.foreign_writes import (
     look_back,
     rows_with_keys,
 )
-from memwal.flush.commits.held_back import HeldBack, is_failure
 from memwal.flush.commits.merge_passes import Written, delete_pass, rows_to_delete, upsert_pass
 from memwal.flush.commits.plan import PlanBehind, RegionPlan, agree, fitting, restored_generations, uncommitted
-from memwal.flush.commits.report import CommitTotals
+from memwal.flush.commits.report import CommitRun, HeldBack, is_failure
 from memwal.flush.errors import CommitConflict, CountMismatch, UnsupportedTable
 from memwal.wal import (
-    Clock,
     Corrupt,
     ManifestStore,
-    ObjectStore,
     OutcomeUnknown,
     RegionManifest,
     StoreUnavailable,
-    WalOptions,
     regions,
 )
 from memwal.wal.errors import first_line
@@ -54,27 +48,19 @@ class _Overtaken(Exception):
     """Another writer created a version in between; the round restarts. Never leaves this module."""
 
 
-@dataclass
-class Rounds:
+@dataclass(kw_only=True)
+class Rounds(CommitRun):
     """The rounds of one commit.
 
     Thread safety. One thread only.
     """
 
-    uri: str
-    storage_options: dict[str, str]
-    store: ObjectStore
-    clock: Clock
-    conflict_retries: ConflictRetries
     memory_max: int
     courtesy: float
     """Seconds left to wait for other committers."""
     committer: str
     """Name of this committer in its plans."""
-    caches: LanceCaches
     held_back: HeldBack
-    options: WalOptions | None = None
-    totals: CommitTotals = field(default_factory=CommitTotals)
     unchecked: pa.Table | None = None
     """Keys of an upserts pass that Lance rebased onto versions that no round has read."""
     appended: AppendedSsts | None = None
@@ -93,14 +79,16 @@ class Rounds:
     def next(self) -> BaseTable | None:
         """Run one round. Return the base table if nothing is left to do, else None."""
         manifests = self._manifests()
-        base = BaseTable.open(self.uri, self.storage_options, caches=self.caches)
+        base = self.opened()
         plans: list[RegionPlan] = []
         try:
             plans = self._agreed(manifests, base)
             if not plans and self.unchecked is None:
                 return base
             if not self._gave_way(plans, base):
-                _expect_unmoved(base.latest(), base, plans)
+                newest = base.latest()  # the last part of step 2
+                for plan in plans:
+                    _expect_same_progress(newest, base, plan.region)
                 with panics_as_errors:
                     self._commit(base, plans)
         except (PlanBehind, _Overtaken) as conflict:
@@ -310,13 +298,8 @@ def _newest(manifest: RegionManifest) -> int:
     return max((sst.generation for sst in manifest.ssts), default=0)
 
 
-def _expect_unmoved(newest: BaseTable, read: BaseTable, plans: Sequence[RegionPlan]) -> None:
-    """Raise _Overtaken if a region of `plans` was committed since `read`: the last part of step 2."""
-    for plan in plans:
-        _expect_same_progress(newest, read, plan.region)
-
-
 def _expect_same_progress(newest: BaseTable, read: BaseTable, region: UUID) -> None:
+    """Raise _Overtaken if `region` was committed since `read`."""
     done = newest.committed.get(region, 0)
     if done != read.committed.get(region, 0):
         raise _Overtaken(f"{newest.uri}: version {newest.version} has committed generation {done} of {region}")

@@ -64,7 +64,8 @@ def collect_orphans(
     `dataset`: the base table, at any version. Reads the manifest of every version. Thread safety. Any number of threads
     and processes. Raises StoreUnavailable, StoreRefused, OSError (some files may be deleted by then).
     """
-    found = [*_unreferenced(store, dataset), *_leftovers(store)]
+    leftovers = [*store.describe(PROBE_PREFIX), *store.describe(STAGED_PREFIX), *store.leftovers(ROOT)]
+    found = [*_unreferenced(store, dataset), *leftovers]
     old = [each for each in found if each.modified <= clock.now() - min_age]
     if not dry_run:
         for each in old:
@@ -100,9 +101,3 @@ def _keys(candidates: Iterable[tuple[str, str]]) -> Iterator[str]:
             _, found, name = path.rpartition(f"/{folder}")
             if found:
                 yield folder + name
-
-
-def _leftovers(store: ObjectStore) -> Iterator[ObjectInfo]:
-    yield from store.describe(PROBE_PREFIX)
-    yield from store.describe(STAGED_PREFIX)
-    yield from store.leftovers(ROOT)

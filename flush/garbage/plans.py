@@ -28,7 +28,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from uuid import UUID
 
-from memwal.flush.base.manifest import manifest_version, set_up_generations
+from memwal.flush.base.manifest import set_up_generations
+from memwal.flush.base.state import versions
 from memwal.flush.commits.plan import parse_plan_key, plan_prefix
 from memwal.wal import Corrupt, ObjectStore
 
@@ -83,17 +84,13 @@ class PlanCollector:
 
     def settled(self, region: UUID) -> int:
         """Return the highest generation of `region` that every retained version holds. Raises as `collect`."""
-        retained = self._versions()
+        retained = set(versions(self._store))
         self._committed = {version: done for version, done in self._committed.items() if version in retained}
         for version in sorted(retained - self._committed.keys()):
             try:
                 self._committed[version] = set_up_generations(self._store, version)
             except Corrupt:
-                if version in self._versions():
+                if version in versions(self._store):
                     raise
                 # Cleaned up meanwhile, so it cannot be restored.
         return min((done.get(region, 0) for done in self._committed.values() if done is not None), default=0)
-
-    def _versions(self) -> set[int]:
-        numbers = (manifest_version(key) for key in self._store.list("_versions/"))
-        return {version for version in numbers if version is not None}

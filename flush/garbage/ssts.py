@@ -19,7 +19,7 @@ The rules. Only the name, `{8 hex}_gen_{generation}`, decides, never the content
     No other directory of the generation in the manifest: no protocol causes this. The base table was put back to an
     older version, and the directory may be the only copy of its rows. Kept and reported.
  4. Committed, so pruned, or a double of a committed one. Deleted when no running read, no lagging index and no tagged
-    version needs it (`flush.garbage.retained`). A tagged version needs what was published while it was the newest; this
+    version needs it (`BaseNeeds`). A tagged version needs what was published while it was the newest; this
     equals what had been published when the first generation above it was pruned. The old region manifests have it, and
     it never grows. A time limit alone would not be safe, and "everything above a tag" would be all later SSTs.
  5. Garbage waits for a minimum age, counted from its newest object. Time only delays; it decides nothing.
@@ -38,20 +38,129 @@ Old region manifests and commit plans (`flush.commits.plan`) are slots that are 
 committer may still aim at one, and would find it free after a deletion. Their collectors explain why that is safe:
 `wal.manifest_garbage`, `flush.garbage.plans`. Rule 4 reads old manifests; `needed_for_tags` selects those that it
 needs.
+
+What is needed beside the base table (`BaseNeeds`). An SST that is committed and pruned is in no newest manifest, but
+three kinds of readers may still use it:
+
+ * A running read. It took a region manifest, then the base version that was newest at that moment, and reads
+   generations that this version had not committed from SSTs. A read that began within the grace time holds the version
+   that was newest when the grace time began, or a newer one. A version is newest until the next one, so its own age
+   does not matter: the newest one at that moment may be a year old.
+ * A lagging index. Lance's readers search an SST's own index for rows that the base's index does not cover yet. Lance
+   records per index and region the last generation that the index includes (`index_catchup`); a rebuilt index has no
+   record, and is complete when it covers every fragment.
+ * A tagged version, which is kept forever: see rule 4.
+
+Versions that are neither recent nor tagged need no SST: each is complete by itself.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from uuid import UUID
 
-from memwal.flush.garbage.retained import BaseNeeds
-from memwal.wal import Clock, ManifestStore, ObjectInfo, ObjectStore, RegionManifest, WalOptions
+import lance
+
+from memwal.flush.base.existing_indexes import is_behind
+from memwal.flush.base.manifest import compacted_generations, indexed_generations
+from memwal.flush.base.table import BaseTable
+from memwal.flush.base.version_files import stored_versions, tagged_versions
+from memwal.flush.parallel_map import each
+from memwal.wal import Clock, Corrupt, ManifestStore, ObjectInfo, ObjectStore, RegionManifest, WalOptions
 from memwal.wal.layout import parse_sst_dir, region_prefix, sst_key
+
+_LISTINGS = 3
+"""Attempts to read a version before it is cleaned up; two in a row fail only if two clean-ups follow within
+milliseconds.
+"""
+
+Generations = Mapping[UUID, int]
+
+
+@dataclass(frozen=True)
+class BaseNeeds:
+    """Per region, generations that several versions and indexes of the base table hold; absent = none.
+
+    Thread safety. Immutable.
+    """
+
+    committed: Generations
+    """Held by the newest version."""
+    opened: Generations
+    """Held by the oldest version that a running read may have opened."""
+    indexed: Mapping[str, Generations]
+    """Covered by each lagging index, by its name."""
+    tagged: tuple[Generations, ...]
+    """Held by each tagged version."""
+
+    def settled(self, region: UUID) -> int:
+        """Return the highest committed generation of `region` that no running read and no index needs."""
+        views = (self.committed, self.opened, *self.indexed.values())
+        return min(view.get(region, 0) for view in views)
+
+
+def base_needs(store: ObjectStore, base: BaseTable, since: float) -> BaseNeeds:
+    """Return the needs of the table. `base`: its newest version, opened after the manifests were read.
+
+    `since`: Unix seconds; reads that began later count as running. Lists the versions and the tags, and reads two
+    objects. Raises Corrupt; StoreUnavailable, StoreRefused, OSError of storage.
+    """
+    return BaseNeeds(
+        committed=base.committed,
+        opened=held_at(store, since),
+        indexed=_indexed(store, base),
+        tagged=tuple(_tagged(store, base.dataset)),
+    )
+
+
+def _tagged(store: ObjectStore, dataset: lance.LanceDataset) -> Iterator[Generations]:
+    """Yield the generations held by each tagged version.
+
+    A tag created while its version was being deleted needs nothing.
+    """
+    for version in sorted(tagged_versions(dataset)):
+        try:
+            yield compacted_generations(store, version)
+        except Corrupt:
+            if version in _version_times(store):
+                raise
+
+
+def held_at(store: ObjectStore, since: float) -> Generations:
+    """Return the generations held by the version that was newest at `since` (Unix seconds).
+
+    If that version was deleted, use the oldest remaining one. Raises Corrupt; StoreUnavailable, StoreRefused.
+    """
+    for attempt in range(1, _LISTINGS + 1):
+        ages = _version_times(store)
+        old = [version for version, modified in ages.items() if modified <= since]
+        # If all are younger, older ones were cleaned up, and with them the files of any read that holds them.
+        version = max(old, default=min(ages))
+        try:
+            return compacted_generations(store, version)
+        except Corrupt:
+            if attempt == _LISTINGS or version in _version_times(store):
+                raise
+    raise AssertionError("unreachable")
+
+
+def _version_times(store: ObjectStore) -> dict[int, float]:
+    """Return when each version was written, by the storage's clock."""
+    return {each.version: each.written for each in stored_versions(store)}
+
+
+def _indexed(store: ObjectStore, base: BaseTable) -> dict[str, Generations]:
+    details = base.dataset.mem_wal_index_details() or {}
+    promised = {*(spec.name for spec in base.indexes), *details.get("maintained_indexes", ())}
+    # An index that is not built needs nothing.
+    built = [index for index in base.dataset.describe_indices() if index.name in promised]
+    lagging = sorted(index.name for index in built if is_behind(base.dataset, index))
+    recorded = indexed_generations(store, base.version) if lagging else {}
+    return {name: recorded.get(name, {}) for name in lagging}
+
 
 _VERSIONS = "/_versions/"
 
@@ -151,7 +260,10 @@ class SstCollector:
         `needs`: of a base version opened after `listing` was taken. Raises StoreUnavailable, StoreRefused (some
         directories may be deleted by then; collect again); Corrupt if an old manifest cannot be decoded.
         """
-        verdicts = self._verdicts(listing, needs)
+        if (newest := listing.manifest) is None:
+            verdicts = dict.fromkeys(listing.names, Verdict.UNPUBLISHED)
+        else:
+            verdicts = {name: self._verdict(name, newest, needs) for name in listing.names}
         counts = Counter(verdicts.values())
         young: Counter[Verdict] = Counter()
         freed: Counter[Verdict] = Counter()
@@ -179,11 +291,6 @@ class SstCollector:
         )
 
     # ---- judging -------------------------------------------------------------------------------------------------
-
-    def _verdicts(self, listing: RegionListing, needs: BaseNeeds) -> Mapping[str, Verdict]:
-        if listing.manifest is None:
-            return dict.fromkeys(listing.names, Verdict.UNPUBLISHED)
-        return {name: self._verdict(name, listing.manifest, needs) for name in listing.names}
 
     def _verdict(self, name: str, manifest: RegionManifest, needs: BaseNeeds) -> Verdict:
         """Return the verdict on a directory by rules 1 to 4."""
@@ -234,16 +341,8 @@ class SstCollector:
         manifests = [key for key in keys if _VERSIONS in key]
         for key in sorted(manifests, key=_age_of_version):
             self._store.delete(key)
-        self._for_all(self._store.delete, [key for key in keys if _VERSIONS not in key])
+        list(each(self._store.delete, [key for key in keys if _VERSIONS not in key], self._workers))
         self._store.remove_leftovers(f"{sst_key(self._region_id, name)}/")
-
-    def _for_all(self, work: Callable[[str], None], items: Sequence[str]) -> None:
-        if self._workers == 1 or len(items) < 2:
-            for item in items:
-                work(item)
-            return
-        with ThreadPoolExecutor(min(self._workers, len(items))) as pool:
-            list(pool.map(work, items))
 
 
 def needed_for_tags(settled: int) -> Callable[[RegionManifest], bool]:

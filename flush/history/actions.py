@@ -19,16 +19,17 @@ to them ("mark"). A load (flush.commits.load) is one version that inserts and re
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from uuid import UUID
 
-from memwal.flush.base.load_id import ended_id, is_ended, is_load
 from memwal.flush.base.manifest import COMMITTED, MEM_WAL_INDEX
 from memwal.flush.base.state import Fragment, TableState, read_state, versions
 from memwal.flush.base.swap import BARRIER
 from memwal.flush.base.ttl import EXPIRED
+from memwal.flush.commits.load_notes import ended_id, is_ended, is_load
+from memwal.flush.parallel_map import each
 from memwal.wal import Corrupt, ObjectStore
 
 _READERS = 8
@@ -80,9 +81,8 @@ def read_history(store: ObjectStore, limit: int | None = None) -> History:
     wanted = kept if limit is None else kept[-limit:]
     # One more, to compare the oldest with.
     numbers = kept[max(0, len(kept) - len(wanted) - 1) :]
-    with ThreadPoolExecutor(_READERS, "history") as pool:
-        states = pool.map(lambda number: _state(store, number), numbers)
-        by_version = {number: state for number, state in zip(numbers, states, strict=True) if state is not None}
+    states = each(partial(_state, store), numbers, _READERS)
+    by_version = {number: state for number, state in zip(numbers, states, strict=True) if state is not None}
     changes, following = [], None
     for number in reversed(wanted):
         if (state := by_version.get(number)) is not None:

@@ -5,8 +5,11 @@ A row that has the same address in both versions, in a fragment with the same fi
  1. Skip fragments that both versions have with the same files and the same deletions.
  2. In the other fragments, read the row addresses, and skip rows that both versions have in files that both have.
  3. Read the remaining rows with every column that both versions have, hold them in memory, and compare them by key
-    (`flush.history.row_diff`). After a commit these are few; after a compaction, which moves rows, they are all moved
+    (`compare_rows`). After a commit these are few; after a compaction, which moves rows, they are all moved
     rows.
+
+`compare_rows` is pure and vectorised: one hash join matches the keys, then whole columns are compared. Equal means
+bitwise equal: a null equals only a null, NaN equals the same NaN, and a vector is compared number by number.
 """
 
 from __future__ import annotations
@@ -18,10 +21,144 @@ import lance
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from memwal.flush.base.state import TableState, read_state
-from memwal.flush.history.row_diff import compare_rows, repeated
 from memwal.wal import Corrupt, ObjectStore
+
+Mask = npt.NDArray[np.bool_]
+Positions = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class RowDiff:
+    """Positions of rows, int64, ascending in their table."""
+
+    removed: Positions
+    """In `before`: keys that `after` lacks."""
+    added: Positions
+    """In `after`: keys that `before` lacks."""
+    changed: Positions
+    """In `after`: keys in both, with a different value."""
+    same: int
+    """Number of equal rows."""
+    columns: Mapping[str, int]
+    """Column -> number of changed rows with a difference in it; columns without a difference are absent."""
+
+    def __bool__(self) -> bool:
+        return bool(len(self.removed) or len(self.added) or len(self.changed))
+
+
+def compare_rows(before: pa.Table, after: pa.Table, key: Sequence[str]) -> RowDiff:
+    """Return the rows that differ. Each table has each key at most once, without nulls.
+
+    Compares the columns that both have; their types may differ if one can be cast to the other.
+    """
+    left, right = match(before.select(list(key)), after.select(list(key)))
+    differs, columns = np.zeros(len(left), dtype=bool), {}
+    for name in before.column_names:
+        if name in after.column_names and name not in key and len(left):
+            in_column = _differs(_taken(before.column(name), left), _taken(after.column(name), right))
+            if in_column.any():
+                differs, columns[name] = differs | in_column, int(in_column.sum())
+    return RowDiff(
+        removed=_rest(before.num_rows, left),
+        added=_rest(after.num_rows, right),
+        changed=np.sort(right[differs]),
+        same=int(len(left) - differs.sum()),
+        columns=columns,
+    )
+
+
+def match(left: pa.Table, right: pa.Table) -> tuple[Positions, Positions]:
+    """Return the positions of rows with equal keys, as pairs. Both tables have only key columns, each key once."""
+    names = [f"k{column}" for column in range(left.num_columns)]
+    one = left.rename_columns(names).append_column("_left", pa.array(np.arange(left.num_rows)))
+    kinds = pa.schema([pa.field(name, one.schema.field(name).type) for name in names])
+    two = right.rename_columns(names).cast(kinds).append_column("_right", pa.array(np.arange(right.num_rows)))
+    pairs = one.join(two, keys=names, join_type="inner")
+    return pairs.column("_left").to_numpy().astype(np.int64), pairs.column("_right").to_numpy().astype(np.int64)
+
+
+def repeated(keys: pa.Table) -> Positions:
+    """Return the positions of rows whose key an earlier row has too. `keys`: only key columns."""
+    names = [f"k{column}" for column in range(keys.num_columns)]
+    numbered = keys.rename_columns(names).append_column("_row", pa.array(np.arange(keys.num_rows)))
+    firsts = numbered.group_by(names).aggregate([("_row", "min")]).column("_row_min").to_numpy()
+    return _rest(keys.num_rows, firsts.astype(np.int64))
+
+
+def _rest(rows: int, taken: Positions) -> Positions:
+    left = np.ones(rows, dtype=bool)
+    left[taken] = False
+    return np.flatnonzero(left).astype(np.int64)
+
+
+def _taken(column: pa.ChunkedArray, rows: Positions) -> pa.Array:
+    taken = column.take(pa.array(rows)).combine_chunks()
+    return pa.concat_arrays(taken.chunks) if isinstance(taken, pa.ChunkedArray) else taken
+
+
+def _differs(one: pa.Array, two: pa.Array) -> Mask:
+    """Return True for the positions where the two values differ."""
+    if pa.types.is_null(one.type):
+        one = one.cast(two.type)
+    elif one.type != two.type:
+        two = two.cast(one.type)
+    nulls_one, nulls_two = _mask(pc.is_null(one)), _mask(pc.is_null(two))
+    both = ~nulls_one & ~nulls_two
+    differs: Mask = nulls_one != nulls_two
+    if both.any():
+        at = np.flatnonzero(both)
+        chosen = pa.array(at)
+        differs[at] = _values_differ(one.take(chosen), two.take(chosen))
+    return differs
+
+
+def _values_differ(one: pa.Array, two: pa.Array) -> Mask:
+    """Return `_differs` of arrays of one type without top-level nulls, with at least one value."""
+    kind = one.type
+    if isinstance(one, pa.ExtensionArray):
+        return _differs(one.storage, two.storage)
+    if pa.types.is_dictionary(kind):
+        return _differs(one.dictionary_decode(), two.dictionary_decode())
+    if pa.types.is_floating(kind):
+        return np.asarray(_bits(one) != _bits(two), dtype=bool)
+    if pa.types.is_struct(kind):
+        children = zip(one.flatten(), two.flatten(), strict=True)
+        fields = np.stack([np.zeros(len(one), dtype=bool), *(_differs(a, b) for a, b in children)])
+        return np.asarray(fields.any(axis=0), dtype=bool)
+    if pa.types.is_fixed_size_list(kind):
+        numbers: Mask = _differs(one.flatten(), two.flatten()).reshape(len(one), -1)
+        return np.asarray(numbers.any(axis=1), dtype=bool)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_map(kind):
+        return _lists_differ(one, two)
+    return _mask(pc.not_equal(one, two))
+
+
+def _lists_differ(one: pa.Array, two: pa.Array) -> Mask:
+    if pa.types.is_map(one.type):
+        plain = pa.list_(pa.struct([one.type.key_field, one.type.item_field]))
+        one, two = one.cast(plain), two.cast(plain)
+    lengths = pc.list_value_length(one).to_numpy().astype(np.int64)
+    differs: Mask = lengths != pc.list_value_length(two).to_numpy()
+    at = np.flatnonzero(~differs & (lengths > 0))
+    if len(at):
+        chosen = pa.array(at)
+        elements = _differs(one.take(chosen).flatten(), two.take(chosen).flatten())
+        starts = np.concatenate([[0], np.cumsum(lengths[at])[:-1]])
+        differs[at] = np.logical_or.reduceat(elements, starts)
+    return differs
+
+
+def _bits(array: pa.Array) -> npt.NDArray[np.generic]:
+    values = array.to_numpy(zero_copy_only=False)
+    return np.ascontiguousarray(values).view(f"u{values.dtype.itemsize}")
+
+
+def _mask(array: pa.Array) -> Mask:
+    return np.asarray(array.to_numpy(zero_copy_only=False), dtype=bool)
+
 
 _ADDRESS = "_rowaddr"
 Addresses = npt.NDArray[np.uint64]

@@ -2,7 +2,7 @@
 
     {table}/_mem_wal/{bucket-0}/routing/{rev(version)}.json
         {"routing": 2, "buckets": 8, "applied": {"loader": 17}, "by": "1f3a90cc…", "retired": "base64"}
-        retired: as in wal.snapshots; absent if no name is retired
+        retired: as in wal.applied; absent if no name is retired
 
 The object is created once, by a conditional create, when all regions of the previous version and of this one are sealed
 and drained (`flush.resizing.steps`). This version then follows, with this number of buckets, and all of its regions
@@ -12,7 +12,7 @@ begin with this applied map. Any process, or several concurrently, may do the re
     the schema metadata; in arrow format it sets the sharding spec in the details of Lance's MemWAL index, whose id is
     the routing version, so that Lance's own writers and readers route by it too. Nothing else changes. The progress
     need not: every published generation is committed, and no region publishes one before it is opened. (Loads have
-    separate progress, which is restored: `flush.resizing.kept_loads`.) The switch is refused if a region takes writes
+    separate progress, which is restored: `with_its_loads`.) The switch is refused if a region takes writes
     by an older version: the decision then came with a copy of the table that lacks the seals.
  2. **Sync** the switch, whichever process made it: a power cut that took it back would leave regions that take writes
     by a routing that the table does not have.
@@ -20,6 +20,13 @@ begin with this applied map. Any process, or several concurrently, may do the re
 
 The switch is a compare-and-swap: Lance rejects it if the same metadata, or the index, was replaced since the version
 read. The objects are never deleted: they are few and small, and a suspended resizer aims at the same slot.
+
+Loads that landed just before the switch. In arrow format the switch replaces Lance's MemWAL index, which holds the
+markers. No commit can come in between, because every region is sealed. But a load belongs to no region, and Lance
+detects no conflict with it: it rebases the new index, planned on a version without the load. Until a region is opened
+nothing else is committed, so a repeated load would write the same rows again; after that it would undo newer ones. The
+process that opens the regions therefore restores the markers first. *Crash before this: the regions are sealed, and the
+next process does it.*
 """
 
 from __future__ import annotations
@@ -37,13 +44,15 @@ from lance.bitmap import Bitmap
 from lance.dataset import Index
 
 from memwal.flush.base.fsync import sync_table
-from memwal.flush.base.manifest import MEM_WAL_INDEX, MessageFields, mem_wal_details, message_classes
+from memwal.flush.base.manifest import MEM_WAL_INDEX, MessageFields, highest, mem_wal_details, message_classes
 from memwal.flush.base.setup import REGIONS, ROUTING
 from memwal.flush.base.sharding import bucket_regions
+from memwal.flush.base.state import read_state
+from memwal.flush.base.swap import ConflictRetries
 from memwal.flush.base.table import BaseTable
-from memwal.flush.commits.conflict_retries import ConflictRetries
+from memwal.flush.commits.append_pass import mark
+from memwal.flush.commits.load_notes import loads_in
 from memwal.flush.parallel_map import AT_ONCE, each
-from memwal.flush.resizing.kept_loads import with_its_loads
 from memwal.wal import (
     Clock,
     Corrupt,
@@ -59,10 +68,10 @@ from memwal.wal import (
     bucket_region,
     claim,
 )
-from memwal.wal.applied import AppliedMap, Snapshot
+from memwal.wal.applied import AppliedMap, Snapshot, decoded_hashes, encoded_hashes
 from memwal.wal.layout import parse_rev, region_prefix, rev
+from memwal.wal.panics import panics_as_errors
 from memwal.wal.slot import put_until_known
-from memwal.wal.snapshots import decoded_hashes, encoded_hashes
 
 _Field = descriptor_pb2.FieldDescriptorProto
 _FIELDS: MessageFields = {
@@ -193,9 +202,7 @@ def _switched(base: BaseTable, store: ObjectStore, to: Decision, clock: Clock, i
                 base.dataset, transaction, storage_options=dict(base.storage_options), max_retries=0
             )
         except (OSError, RuntimeError, ValueError) as error:
-            if base.dataset.latest_version == base.version:
-                raise
-            conflict_retries.wait(error)
+            conflict_retries.wait_if_newer(base.dataset, error)
         base = BaseTable.open(base.uri, base.storage_options)
     return base
 
@@ -268,3 +275,43 @@ def _open(
 
 
 (_DETAILS,) = message_classes("memwal.lance_routing", _FIELDS, ("MemWalIndexDetails",))
+
+
+_LOOK_BACK = 64
+"""Versions. Few are made while all regions are sealed."""
+
+
+def with_its_loads(base: BaseTable, store: ObjectStore) -> BaseTable:
+    """Return the newest view with the markers of loads that a switch has replaced; `base` if none is missing.
+
+    Raises OSError, RuntimeError of Lance; Corrupt, StoreUnavailable, StoreRefused.
+    """
+    if base.wal_format != "arrow":
+        return base
+    known = _known(store, base.version)
+    while missing := {id: of for id, of in known.items() if base.committed.get(id, 0) < of}:
+        try:
+            with panics_as_errors:
+                mark(base.dataset, missing)
+        except (OSError, RuntimeError):
+            if base.dataset.latest_version == base.dataset.version:
+                raise
+        base = BaseTable.open(base.uri, base.storage_options)
+    return base
+
+
+def _known(store: ObjectStore, newest: int) -> dict[UUID, int]:
+    """Return the generations of loads in the versions up to `newest`, back to a restore.
+
+    A restore removes loads on purpose.
+    """
+    known: dict[UUID, int] = {}
+    for version in range(newest, max(0, newest - _LOOK_BACK), -1):
+        try:
+            state = read_state(store, version)
+        except Corrupt:  # cleaned up
+            break
+        known = highest(known, {id: state.committed[id] for id in loads_in(state.committed)})
+        if state.transaction is not None and state.transaction.operation == "restore":
+            break
+    return known

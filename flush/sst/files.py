@@ -31,10 +31,10 @@ import lance
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from memwal.flush.base.field_ids import column_ids
 from memwal.flush.base.fsync import sync_tree
 from memwal.flush.base.manifest import renumber_fields
 from memwal.flush.base.open import read_again
+from memwal.flush.base.shape import column_ids
 from memwal.flush.base.table import BaseTable
 from memwal.flush.errors import SstInvalid
 from memwal.flush.sst.bloom import BLOOM_NAME, bloom_bytes
@@ -151,12 +151,14 @@ class _Keys:
     def __init__(self, keys: pa.Table, beside: Executor) -> None:
         self.keys = keys
         self._bloom = beside.submit(bloom_bytes, keys)
-        self._pages = beside.submit(page_data, keys, keys.column_names)
+        self._pages = beside.submit(page_data, keys)
 
     def write(self, store: ObjectStore, region_id: UUID, sst: SsTable) -> None:
-        _put_bloom(store, sst_key(region_id, sst.path, BLOOM_NAME), self._bloom.result())
-        url, pages = store.url(sst_key(region_id, sst.path)), self._pages.result()
-        write_key_sidecar(url, self.keys, self.keys.column_names, store.storage_options, pages=pages)
+        bloom = sst_key(region_id, sst.path, BLOOM_NAME)
+        # The directory's name is new and random: any outcome but CREATED is a storage failure.
+        if (outcome := store.put_if_absent(bloom, self._bloom.result())) is not PutOutcome.CREATED:
+            raise StoreUnavailable(f"{bloom}: {outcome.value}; the SST was not published, flush again")
+        write_key_sidecar(store.url(sst_key(region_id, sst.path)), self._pages.result(), store.storage_options)
 
 
 def discard(store: ObjectStore, region_id: UUID, sst: SsTable) -> bool:
@@ -315,10 +317,3 @@ def _short(directory: str, sst: SsTable, rows: int) -> Corrupt:
     return Corrupt(
         f"{directory}: holds {rows} rows, the manifest says {sst.physical_rows}; restore the directory from a backup"
     )
-
-
-def _put_bloom(store: ObjectStore, key: str, data: bytes) -> None:
-    """Write the bloom filter. The directory's name is new and random: any outcome but CREATED is a storage failure."""
-    outcome = store.put_if_absent(key, data)
-    if outcome is not PutOutcome.CREATED:
-        raise StoreUnavailable(f"{key}: {outcome.value}; the SST was not published, flush again")

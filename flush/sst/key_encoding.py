@@ -27,15 +27,15 @@ _SIGN = np.uint64(1 << 63)
 
 def hash_form(keys: pa.Table) -> pa.BinaryArray:
     """Return the bytes that Lance's bloom filter hashes, one binary value per row. `keys`: columns in key order."""
-    return _joined([_hashed(_one_array(column)) for column in keys.columns])
+    return _joined([_hashed(one_array(column)) for column in keys.columns])
 
 
 def sort_form(keys: pa.Table) -> pa.BinaryArray:
     """Return the bytes that sort like a composite key, one binary value per row. `keys`: columns in key order."""
-    return _joined([_sorted(_short(_one_array(column))) for column in keys.columns])
+    return _joined([_sorted(_short(one_array(column))) for column in keys.columns])
 
 
-def _one_array(column: pa.ChunkedArray) -> pa.Array:
+def one_array(column: pa.ChunkedArray) -> pa.Array:
     """Return the column as one array."""
     array = column.combine_chunks()
     return pa.concat_arrays(array.chunks) if isinstance(array, pa.ChunkedArray) else array

@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -28,33 +28,24 @@ _FORMAT = "2.0"
 _LOOKUP_METADATA = {"batch_size": str(PAGE_ROWS), "range_partitioned": "false"}
 
 
-def write_key_sidecar(
-    directory: str,
-    keys: pa.Table,
-    key: Sequence[str],
-    storage_options: Mapping[str, str] | None = None,
-    *,
-    pages: pa.Table | None = None,
-) -> None:
+def write_key_sidecar(directory: str, pages: pa.Table, storage_options: Mapping[str, str] | None = None) -> None:
     """Write the sidecar of an SST into `directory` (what pylance opens for the SST).
 
-    `keys`: the key columns of the SST's rows, in row order, at least one row, no nulls. `pages`: their `page_data`;
-    None to compute it here. Not fsynced; see flush.base.fsync. Raises OSError if storage rejects the write.
+    `pages`: the `page_data` of its keys. Not fsynced; see flush.base.fsync. Raises OSError if storage rejects the
+    write.
     """
-    data = page_data(keys, key) if pages is None else pages
     options = dict(storage_options or {})
-    for name, table in ((_DATA, data), (_LOOKUP, _page_lookup(data))):
+    for name, table in ((_DATA, pages), (_LOOKUP, _page_lookup(pages))):
         with LanceFileWriter(f"{directory}/{name}", table.schema, version=_FORMAT, storage_options=options) as writer:
             writer.write_batch(table)
 
 
-def page_data(keys: pa.Table, key: Sequence[str]) -> pa.Table:
+def page_data(keys: pa.Table) -> pa.Table:
     """Return the rows of page_data.lance: each key with its row, in key order. Pure.
 
-    `keys`: as for `write_key_sidecar`.
+    `keys`: the key columns of the SST's rows, in key order, one row each in row order, at least one row, no nulls.
     """
-    columns = keys.select(list(key))
-    values = columns.column(0).combine_chunks() if len(key) == 1 else sort_form(columns)
+    values = keys.column(0).combine_chunks() if keys.num_columns == 1 else sort_form(keys)
     order = _order(values)
     schema = pa.schema([pa.field("values", values.type), pa.field("ids", pa.uint64(), nullable=False)])
     return pa.Table.from_arrays([values.take(pa.array(order)), pa.array(order.astype(np.uint64))], schema=schema)

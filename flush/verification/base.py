@@ -1,16 +1,22 @@
-"""Check the base table's newest version.
+"""Check the base table's newest version, and the decision of a resize that it has not switched to yet.
 
     check_files    every data and deletion file of the version exists, with the recorded size; so do the files of every
                    index, by their total size
     check_fit      no column type and no file format that cannot hold puts and deletes
     check_indexes  the B-tree and full-text indexes of the set-up exist, and each index is on its column
     check_marker   every committed generation is of an existing region, and was published, or is that of a load
+    check_routing  no region takes writes by an older version of the routing than the one decided last
     check_index_rows (deep) every file of an index can be read
     check_base_rows  (deep) every column of every row can be read; as many rows as recorded; each key once and never
                    null, if the table has a key
 
 A vector index may be missing: the first commit with enough rows builds it. For a segment without rows Lance may have
 written no file (`has_files`).
+
+A version of the routing is decided when every region of the previous version and of this one is sealed, and only
+opening a region by this version ends its seal (`flush.resizing.steps`, invariants 1 and 2). A region of an older
+version that takes writes was therefore never sealed for the decision. After the switch, `check_list` finds these
+regions.
 """
 
 from __future__ import annotations
@@ -24,10 +30,11 @@ from lance.file import LanceFileReader
 
 from memwal.flush.base.adoptable import unfit_reason
 from memwal.flush.base.existing_indexes import has_files
-from memwal.flush.base.load_id import ended_id, is_ended, is_load
+from memwal.flush.commits.load_notes import ended_id, is_ended, is_load
+from memwal.flush.resizing.routing import decided, never_sealed, parse_routing_key, routing_key, routing_prefix
 from memwal.flush.verification.finding import Finding, View, unreadable
 from memwal.flush.verification.sst import check_keys
-from memwal.wal import RegionStatus
+from memwal.wal import Corrupt, RegionStatus
 from memwal.wal.layout import region_prefix
 
 _RESTORE = "restore it from a backup, or the table with `LanceDataset.restore` of an older version"
@@ -182,3 +189,26 @@ def _unsupported_values(view: View) -> Iterator[Finding]:
                 raise
             drop = f"drop the column with LanceDataset.drop_columns([{name!r}])"
             yield Finding("base rows", f"{_DATA} (column {name})", f"Lance cannot read its values: {reason}", drop)
+
+
+def check_routing(view: View) -> Iterator[Finding]:
+    """Check the newest decision on the routing, if it is not carried out yet."""
+    versions = (parse_routing_key(key) for key in view.store.list(routing_prefix()))
+    newest = max((version for version in versions if version is not None), default=0)
+    if newest <= view.base.routing_version:
+        return
+    where = routing_key(newest)
+    try:
+        decision = decided(view.store, newest)
+    except Corrupt as error:
+        what = str(error).removeprefix(f"{where}: ").partition(";")[0]
+        yield Finding("routing", where, what, "restore it from a backup")
+        return
+    older = [] if decision is None else never_sealed(view.base, decision, view.manifests.values())
+    if older:
+        what = (
+            f"routing version {newest} is decided, but {len(older)} regions take writes by an older one, such as "
+            f"{older[0].region_id} by version {older[0].spec_id}"
+        )
+        unused = all(each.spec_id < newest for each in view.manifests.values())
+        yield Finding("routing", where, what, "delete this object" if unused else "restore the table from a backup")

@@ -15,13 +15,13 @@ Checked conditions:
 
 from __future__ import annotations
 
-import json
 from collections.abc import Container, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import pairwise
 from uuid import UUID
 
-from memwal.flush.commits.plan import parse_plan_key, plan_key, plan_prefix
+from memwal.flush.commits.plan import agreed, parse_plan_key, plan_key, plan_prefix
+from memwal.flush.parallel_map import each
 from memwal.flush.verification.finding import Finding, View, missing_text, spans
 from memwal.wal import Corrupt, EntryHeader, InvariantViolation, ManifestStore, RegionManifest, check_succession
 from memwal.wal.entry_reader import EntryReader
@@ -53,15 +53,14 @@ def check_chain(view: View, region: UUID) -> Iterator[Finding]:
         yield Finding("manifest", manifest_key(region, first), missing_text("version", first, last), _RESTORE)
     manifests = ManifestStore(view.store, region)
     newest = listed if view.deep else listed[-_NEWEST:]
-    with ThreadPoolExecutor(_READERS, "verify") as pool:
-        read = pool.map(lambda version: _readable(manifests, version), newest)
-        before: RegionManifest | None = None
-        for version, manifest in zip(newest, read, strict=True):
-            if isinstance(manifest, Corrupt):
-                yield Finding("manifest", manifest_key(region, version), _without_key(manifest), _RESTORE)
-            elif manifest is not None:
-                yield from _succession(before, manifest)
-            before = None if isinstance(manifest, Corrupt) else manifest
+    read = each(partial(_readable, manifests), newest, _READERS)
+    before: RegionManifest | None = None
+    for version, manifest in zip(newest, read, strict=True):
+        if isinstance(manifest, Corrupt):
+            yield Finding("manifest", manifest_key(region, version), _without_key(manifest), _RESTORE)
+        elif manifest is not None:
+            yield from _succession(before, manifest)
+        before = None if isinstance(manifest, Corrupt) else manifest
 
 
 def _readable(manifests: ManifestStore, version: int) -> RegionManifest | Corrupt | None:
@@ -135,8 +134,7 @@ def _headers(view: View, region: UUID, positions: Sequence[int]) -> tuple[dict[i
         except Corrupt as error:
             return error
 
-    with ThreadPoolExecutor(_READERS, "verify") as pool:
-        read = dict(zip(positions, pool.map(readable, positions), strict=True))
+    read = dict(zip(positions, each(readable, positions, _READERS), strict=True))
     headers = {position: result for position, result in read.items() if isinstance(result, EntryHeader)}
     return headers, {position: result for position, result in read.items() if isinstance(result, Corrupt)}
 
@@ -178,11 +176,10 @@ def check_plans(view: View, region: UUID) -> Iterator[Finding]:
         parsed, data = parse_plan_key(key), view.store.get(key)
         if parsed is None or data is None:
             continue
-        last = _last(parsed[1], data)
-        if last is None:
+        try:
+            ranges.append((parsed[1], agreed(key, parsed[1], data)[0]))
+        except Corrupt:
             yield Finding("plan", key, f"{data[:60]!r} is no commit plan from generation {parsed[1]}", _RESTORE)
-        else:
-            ranges.append((parsed[1], last))
     ranges.sort()
     for (first, last), (following, _) in pairwise(ranges):
         if following <= last:
@@ -193,13 +190,3 @@ def check_plans(view: View, region: UUID) -> Iterator[Finding]:
         if first <= done < last:
             what = f"generations {first} to {last} are committed together, but {done} is recorded: half a commit"
             yield Finding("plan", plan_key(region, first), what, "restore the base table from a backup")
-
-
-def _last(first: int, data: bytes) -> int | None:
-    """Return the end of a plan that begins at `first`; None if `data` is not a plan from `first`."""
-    try:
-        plan = json.loads(data)
-        last = plan["last"]
-        return int(last) if plan["first"] == first and int(last) >= first else None
-    except (ValueError, TypeError, KeyError):
-        return None

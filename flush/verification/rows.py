@@ -19,13 +19,13 @@ import numpy as np
 import pyarrow as pa
 
 from memwal.flush.commits.changes import newest_per_key
-from memwal.flush.history.row_diff import RowDiff, compare_rows
+from memwal.flush.history.diff import RowDiff, compare_rows
 from memwal.flush.sst.files import read_sst
 from memwal.flush.verification.finding import Finding, View, unreadable
 from memwal.flush.verification.sst import check_routes
-from memwal.wal import Corrupt, Entry, ManifestStore, Overtaken, RegionManifest, SsTable, find_tip, replay
+from memwal.wal import Corrupt, Entry, ManifestHistory, Overtaken, RegionManifest, SsTable, find_tip, replay
 from memwal.wal.errors import AnotherLog
-from memwal.wal.layout import manifest_prefix, parse_manifest_key, sst_key, wal_prefix
+from memwal.wal.layout import sst_key, wal_prefix
 
 _READERS = 4
 _ROW = "_row"
@@ -75,27 +75,15 @@ def check_fingerprint(view: View, region: UUID, sst: SsTable) -> Iterator[Findin
 
 def _covered(view: View, region: UUID, sst: SsTable) -> tuple[int, int] | None:
     """Return the positions that an SST covers, as (after, last); None if the manifests no longer have them."""
-    manifests = ManifestStore(view.store, region)
-    keys = map(parse_manifest_key, view.store.list(manifest_prefix(region)))
-    versions = sorted(key.version for key in keys if key is not None)
 
-    def read(version: int) -> RegionManifest | None:
-        try:
-            return manifests.read(version)
-        except Corrupt:
-            return None
+    def is_published(manifest: RegionManifest) -> bool:
+        return manifest.current_generation > sst.generation
 
-    # The publishing version is the first with a higher current generation; current generations never fall.
-    low, high = 0, len(versions)
-    while low < high:
-        middle = (low + high) // 2
-        manifest = read(versions[middle])
-        if manifest is None:
-            return None
-        low, high = (low, middle) if manifest.current_generation > sst.generation else (middle + 1, high)
-    if not 0 < low < len(versions) or versions[low - 1] != versions[low] - 1:
+    try:
+        history = ManifestHistory(view.store, region)
+        before, then = history.last_before(is_published), history.first(is_published)
+    except Corrupt:
         return None
-    before, then = read(versions[low - 1]), read(versions[low])
     if before is None or then is None or sst.path not in {published.path for published in then.ssts}:
         return None
     return before.replay_after, then.replay_after

@@ -13,7 +13,6 @@ vector; their sidecar and bloom filter include those.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from uuid import UUID
 
 import lance
@@ -23,11 +22,11 @@ import pyarrow.compute as pc
 from lance.file import LanceFileReader
 
 from memwal.flush.base.existing_indexes import has_files
-from memwal.flush.base.field_ids import column_ids
+from memwal.flush.base.shape import column_ids
 from memwal.flush.commits.plan import restored_generations
-from memwal.flush.history.row_diff import Mask, repeated
+from memwal.flush.history.diff import Mask, repeated
 from memwal.flush.sst.bloom import BLOOM_NAME, contains
-from memwal.flush.sst.key_encoding import sort_form
+from memwal.flush.sst.key_encoding import one_array, sort_form
 from memwal.flush.sst.key_sidecar import PAGE_ROWS, SIDECAR_DIR
 from memwal.flush.verification.finding import Finding, View, missing_text, spans, unreadable
 from memwal.wal import RegionStatus, SsTable
@@ -133,31 +132,23 @@ def _sidecar_parts(view: View, place: str, sst: SsTable, sizes: dict[str, int]) 
 # ---- deep ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """All physical rows of an SST: their keys (without a key: the hashed columns), and a mask of the live ones."""
-
-    keys: pa.Table
-    live: Mask
-
-
 def check_rows(view: View, region: UUID, sst: SsTable) -> Iterator[Finding]:
     """Check the parts of one SST row by row."""
     place = f"{sst_key(region, sst.path)}/"
     try:
-        rows = _physical_rows(view, region, sst)
+        keys, mask = _physical_rows(view, region, sst)
     except BaseException as error:
         if (reason := unreadable(error)) is None:
             raise
         yield Finding("data", f"{place}data", f"its rows cannot be read: {reason}", _RESTORE)
         return
-    live = rows.keys.filter(pa.array(rows.live))
+    live = keys.filter(pa.array(mask))
     if view.base.key:
         yield from check_keys(place, live, _RESTORE)
     yield from check_routes(view, region, place, live)
     if view.base.key:
-        yield from _bloom_holds(view, place, rows.keys)
-        yield from _sidecar_sorts(view, place, rows.keys)
+        yield from _bloom_holds(view, place, keys)
+        yield from _sidecar_sorts(view, place, keys)
 
 
 def check_keys(where: str, keys: pa.Table, remedy: str) -> Iterator[Finding]:
@@ -206,7 +197,7 @@ def _sidecar_sorts(view: View, place: str, keys: pa.Table) -> Iterator[Finding]:
             raise
         yield Finding("sidecar", place + SIDECAR_DIR, f"its rows cannot be read: {reason}", _RESTORE)
         return
-    values = sort_form(keys) if keys.num_columns > 1 else _one_array(keys.column(0))
+    values = sort_form(keys) if keys.num_columns > 1 else one_array(keys.column(0))
     order = pc.sort_indices(pa.table({"v": values}), [("v", "ascending")])  # stable, so equal keys keep their order
     if not _equal(data, "ids", order) or not _equal(data, "values", values.take(order)):
         what = "it is not the keys of the SST in ascending order, each with its row"
@@ -232,8 +223,11 @@ def _dataset(view: View, region: UUID, sst: SsTable) -> lance.LanceDataset:
     return lance.dataset(view.store.url(sst_key(region, sst.path)), storage_options=view.store.storage_options)
 
 
-def _physical_rows(view: View, region: UUID, sst: SsTable) -> _Rows:
-    """Read every column, so that a damaged page of any column fails here; return the keys."""
+def _physical_rows(view: View, region: UUID, sst: SsTable) -> tuple[pa.Table, Mask]:
+    """Return the keys of all physical rows (without a key: the hashed columns), and a mask of the live ones.
+
+    Reads every column, so that a damaged page of any column fails here.
+    """
     dataset, keys, live = _dataset(view, region, sst), [], []
     now = view.base.shape.rows
     in_sst = sources(now, field_ids(now), dataset.schema, column_ids(dataset))  # columns may have been renamed since
@@ -244,18 +238,13 @@ def _physical_rows(view: View, region: UUID, sst: SsTable) -> _Rows:
         keys.append(rows.select([in_sst[name] for name in names]).rename_columns(names))
         live.append(rows.column(_ROW_ID).is_valid().to_numpy(zero_copy_only=False))
     empty = pa.schema([dataset.schema.field(in_sst[name]).with_name(name) for name in names]).empty_table()
-    return _Rows(pa.concat_tables(keys) if keys else empty, np.concatenate([np.zeros(0, dtype=bool), *live]))
+    return pa.concat_tables(keys) if keys else empty, np.concatenate([np.zeros(0, dtype=bool), *live])
 
 
 def _equal(table: pa.Table, name: str, wanted: pa.Array) -> bool:
     if name not in table.column_names or table.num_rows != len(wanted):
         return False
-    return bool(_one_array(table.column(name)).cast(wanted.type).equals(wanted))
-
-
-def _one_array(column: pa.ChunkedArray) -> pa.Array:
-    array = column.combine_chunks()
-    return pa.concat_arrays(array.chunks) if isinstance(array, pa.ChunkedArray) else array
+    return bool(one_array(table.column(name)).cast(wanted.type).equals(wanted))
 
 
 def _example(keys: pa.Table, row: int) -> str:

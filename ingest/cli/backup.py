@@ -51,7 +51,7 @@ def backup(
     (base, store), limits = open_base(settings, environ), _limits(settings)
     place = wal.open_store(dest, _options(settings, environ, dest, options), put_timeout=limits.put_timeout)
     with _progress("copying") as told:
-        run = BackupRun(base, store, place, wal.SystemClock(), wal.SystemIds(), limits, told)
+        run = BackupRun(store, place, wal.SystemClock(), wal.SystemIds(), limits, told, base=base)
         record = back_up(run, resume=resume)
     if as_json:
         write_json({"backup": dest} | _as_dict(record))
@@ -81,7 +81,7 @@ def restore(
     place = wal.open_store(source, _options(settings, environ, source, options), put_timeout=limits.put_timeout)
     table = wal.open_store(uri, settings.storage_options(environ), put_timeout=limits.put_timeout)
     with _progress("restoring") as told:
-        run = RestoreRun(place, table, uri, wal.SystemClock(), wal.SystemIds(), limits, told)
+        run = RestoreRun(place, table, wal.SystemClock(), wal.SystemIds(), limits, told, uri=uri)
         report = restore_table(run, resume=resume)
     record, findings = report.record, report.verified.findings
     if as_json:

@@ -23,8 +23,7 @@ from rich.console import Console
 from rich.filesize import decimal
 
 from memwal import flush, wal
-from memwal.flush.base.load_id import load_id
-from memwal.flush.commits.load_notes import RENEW_EVERY
+from memwal.flush.commits.load_notes import RENEW_EVERY, load_id
 from memwal.ingest.cli.open import open_base, open_for_reading, open_here
 from memwal.ingest.cli.print import count, write_json
 from memwal.ingest.cli.quiet import CommandConsole

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 import pyarrow as pa
 
-from memwal.flush.base.definition import is_version_type
+from memwal.flush.base.create import is_version_type
 from memwal.flush.base.row_hash import is_hashed
 from memwal.flush.base.ttl import MAX_SECONDS, MIN_SECONDS, is_time
 from memwal.ingest.settings.endpoints import expanded
@@ -22,8 +22,7 @@ from memwal.ingest.settings.values import Index, format_duration, format_size
 from memwal.ingest.suggest import suggestion
 from memwal.ingest.values.type_names import parse_type
 from memwal.memtable.errors import InvalidRows
-from memwal.memtable.index_spec import check_indexes
-from memwal.memtable.schema import is_key_type
+from memwal.memtable.index_spec import check_indexes, is_key_type
 
 INDEX_KINDS = ("ivf_pq", "fts", "btree")
 RESERVED = ("_tombstone", "_distance", "_score", "_rowid", "_rowaddr")

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from memwal.flush.base.caches import CACHE_BYTES
+from memwal.flush.base.open import CACHE_BYTES
 from memwal.flush.sst.file_options import (
     PAGE_SIZE,
     PAGE_SIZE_MAX,

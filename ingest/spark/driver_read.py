@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from memwal.wal.codec.scratch_file import open_scratch
+from memwal.wal.codec.lance import open_scratch
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

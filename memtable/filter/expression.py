@@ -15,7 +15,38 @@ from functools import lru_cache
 
 from memwal.memtable.errors import InvalidRows
 from memwal.memtable.filter import allowed
-from memwal.memtable.filter.tokens import NOTHING, Token, tokenize
+
+_TOKEN = re.compile(
+    r"""(?P<text>'(?:[^']|'')*') | (?P<double>"(?:[^"]|"")*") | (?P<backtick>`(?:[^`]|``)*`)
+      | (?P<gap>\s+ | --[^\n]* | /\*.*?(?:\*/|\Z)) | (?P<number>(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?\w*)
+      | (?P<name>[^\W\d][\w$]*) | <= | >= | <> | != | == | << | >> | :: | \|\| | .""",
+    re.VERBOSE | re.DOTALL,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One token. `kind`: a group of _TOKEN, or "other". `lower`: the text in lower case."""
+
+    kind: str
+    text: str
+    lower: str
+
+
+NOTHING = Token("", "", "")
+
+
+def tokenize(predicate: str) -> list[Token]:
+    """Return the tokens of a predicate without gaps. Raises: ValueError for a comment inside a comment."""
+    tokens = list[Token]()
+    for match in _TOKEN.finditer(predicate):
+        kind, text = match.lastgroup or "other", match.group()
+        if kind != "gap":
+            tokens.append(Token(kind, text, text.lower()))
+        elif text.count("/*") > 1:
+            raise ValueError("it has a comment inside a comment; leave it out")
+    return tokens
+
 
 SHOWN = 200
 LONG = 2_000

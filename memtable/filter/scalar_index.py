@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from memwal.memtable.arrays import Mask, Positions
+from memwal.memtable.arrays import Positions
 from memwal.memtable.threads import uninterrupted
 
 # Sorting a row costs about as much as evaluating a predicate on it this many times.
@@ -122,23 +122,6 @@ class ScalarIndex:
             parts += [others, run.rows[_expanded(starts, stops)]]
         rows = np.concatenate(parts)
         return rows[rows < n] if held.end > n else rows
-
-    def in_order(self, asked: Asked, column: Column, mask: Mask) -> Positions:
-        """Return the rows of `mask` whose value lies in the one wanted range, ascending by value; no nulls, no NaN."""
-        n = len(mask)
-        if not n:
-            return np.empty(0, dtype=np.int64)
-        if self._sorted.end < n:
-            uninterrupted(partial(self._sort, column, n))
-        held = self._sorted
-        parts = []
-        for run in held.runs:
-            (start,), (stop,) = run.named(asked)
-            rows = run.rows[start:stop]
-            passing = (rows < n) & mask[np.minimum(rows, n - 1)]
-            values = run.values.slice(start, stop - start)
-            parts.append(_Run(values.filter(pa.array(passing)), rows[passing], *_NOTHING))
-        return _merged(parts).rows if parts else np.empty(0, dtype=np.int64)
 
     def _up_to_date(self, column: Column, n: int, limit: int) -> _Sorted:
         """Return the sorted runs, after sorting the waiting rows below n if that is worth its cost by now."""

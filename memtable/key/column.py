@@ -72,7 +72,7 @@ class KeyColumn(Protocol):
 
 
 def key_column(kind: pa.DataType) -> KeyColumn:
-    """Return the KeyColumn for a column type that schema.is_key_type accepts."""
+    """Return the KeyColumn for a column type that index_spec.is_key_type accepts."""
     return FixedColumn() if pa.types.is_integer(kind) or pa.types.is_boolean(kind) else VariableColumn()
 
 

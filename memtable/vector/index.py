@@ -25,8 +25,7 @@ from memwal.memtable.arrays import GrowableArray, Mask, Positions, Scores, Vecto
 from memwal.memtable.index_spec import TRAIN_ROWS, IndexSpec
 from memwal.memtable.threads import faiss_single_thread, uninterrupted
 from memwal.memtable.vector.column import VectorBatch, query_vector
-from memwal.memtable.vector.model import VectorModel
-from memwal.memtable.vector.quantiser import Quantiser
+from memwal.memtable.vector.quantiser import Quantiser, VectorModel
 
 # Up to this many rows are searched exactly: all rows before the quantiser is trained, those of a mask, and those
 # outside the quantiser before a search makes a step itself. 8,192 distances of 384 dimensions take 0.6 ms; the

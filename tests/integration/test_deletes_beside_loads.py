@@ -14,8 +14,8 @@ import pytest
 import memwal
 from memwal import flush, wal
 from memwal.flush import BaseTable
-from memwal.flush.base.load_id import has_landed, load_id
 from memwal.flush.commits import load_notes
+from memwal.flush.commits.load_notes import has_landed, load_id
 from memwal.ingest.engine.region import conditions
 from memwal.ingest.engine.region.conditions import Conditions
 from memwal.ingest.engine.table.deletes import RegionDeletes

@@ -199,9 +199,9 @@ def test_every_level_finds_the_same_rows(seed: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fault", ["an index for every pattern", "zeros of two signs", "numbers of their own type"])
 def test_the_search_finds_a_planted_fault(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from memwal.memtable.filter import plan
+    from memwal.memtable.filter import predicate as plans
 
-    plan._kept.cache_clear()
+    plans._kept.cache_clear()
     if fault == "an index for every pattern":
         monkeypatch.setattr(scalar_index, "_is_answered", lambda _: True)
     elif fault == "zeros of two signs":
@@ -209,7 +209,7 @@ def test_the_search_finds_a_planted_fault(fault: str, tmp_path: Path, monkeypatc
     else:
         monkeypatch.setattr(translation, "_NARROW", {})
     differ, _ = differences(0, 400, tmp_path)
-    plan._kept.cache_clear()
+    plans._kept.cache_clear()
     assert differ
 
 

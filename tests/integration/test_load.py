@@ -22,7 +22,7 @@ import pytest
 import memwal
 from memwal import flush, wal
 from memwal.flush import BaseTable
-from memwal.flush.base.load_id import load_id
+from memwal.flush.commits.load_notes import load_id
 from tests.clean import assert_clean
 from tests.conftest import Made, wait_until
 from tests.lance_scan import scanned

@@ -1,6 +1,6 @@
 """Random nested columns and values, from a put to a read of the reopened table.
 
-Each seed draws a schema from the types that `memtable.column_types` allows, up to four levels deep, and rows with
+Each seed draws a schema from the types that `memtable.schema` allows, up to four levels deep, and rows with
 nulls, empty lists and NaN at every depth. The draw is skewed per put: whole puts of nulls or of empty lists, and
 deletes in between, make the pages of one column differ. After every step the rows are compared with a dict, at the
 level that the step has brought them to. MEMWAL_NESTED_SEEDS: number of seeds.
@@ -24,7 +24,7 @@ import memwal
 from memwal import wal
 from memwal.flush.sst import data, files
 from memwal.flush.verification.runner import verify_table
-from memwal.memtable import column_types
+from memwal.memtable import schema as schemas
 
 SEEDS = int(os.environ.get("MEMWAL_NESTED_SEEDS", "12"))
 FIXED: list[pa.DataType] = [
@@ -210,7 +210,7 @@ def test_a_writer_that_loses_the_last_value_of_nested_columns_is_found(
 
 
 def test_a_type_that_lance_cannot_always_read_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The type is a struct that begins with a list, which `column_types` otherwise rejects."""
-    monkeypatch.setattr(column_types, "_begins_with_list", lambda _: False)
+    """The type is a struct that begins with a list, which `memtable.schema` otherwise rejects."""
+    monkeypatch.setattr(schemas, "_begins_with_list", lambda _: False)
     monkeypatch.setattr(Random, "kind", lambda *_, **__: pa.struct([("f", pa.list_(pa.string()))]))
     assert found_within(10, tmp_path)

@@ -15,8 +15,7 @@ import memwal
 from memwal.flush import BaseTable
 from memwal.flush.base import create as table_creation
 from memwal.flush.base import table as base_table
-from memwal.flush.base.caches import Session
-from memwal.flush.base.open import open_dataset
+from memwal.flush.base.open import Session, open_dataset
 from memwal.flush.verification.finding import Finding
 from memwal.flush.verification.runner import verify_table
 from memwal.ingest.engine.read.merged import MergedView

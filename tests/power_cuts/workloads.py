@@ -26,9 +26,8 @@ import pyarrow as pa
 
 import memwal
 import memwal.flush.backup.copying
-from memwal.flush.base.load_id import load_id
 from memwal.flush.base.table import BaseTable
-from memwal.flush.commits.load_notes import begin_load
+from memwal.flush.commits.load_notes import begin_load, load_id
 from memwal.ingest.engine.table.garbage import Ages, TableCollector
 from memwal.wal import SystemClock, SystemIds, open_store, regions
 from tests.backups import backed_up, restored

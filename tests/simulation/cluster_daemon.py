@@ -19,7 +19,7 @@ import memwal.ingest.engine.table.embedded
 import memwal.ingest.engine.table.open
 import memwal.ingest.service.daemon.serve
 from memwal import flush, wal
-from memwal.flush.base.caches import LanceCaches
+from memwal.flush.base.open import LanceCaches
 from memwal.ingest.engine.table.embedded import Table
 from memwal.ingest.errors import MemWalError
 from memwal.ingest.service.daemon.place import Place

@@ -34,7 +34,7 @@ import memwal.ingest.service.client.retry
 import memwal.ingest.service.daemon.balancer
 import memwal.ingest.service.daemon.peers
 from memwal import flush, wal
-from memwal.flush.base.load_id import has_landed, load_id
+from memwal.flush.commits.load_notes import has_landed, load_id
 from memwal.flush.verification.runner import verify_table
 from memwal.ingest.engine.table.commit_loop import CommitLoop
 from memwal.ingest.engine.table.stored import StoredTable

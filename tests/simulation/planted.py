@@ -40,11 +40,11 @@ from memwal.wal import (
     WalCollector,
     WalGarbage,
 )
-from memwal.wal.assembler import BatchAssembler
 from memwal.wal.entry_reader import EntryReader
 from memwal.wal.fence import _Claimer
 from memwal.wal.fences import Fences
 from memwal.wal.layout import entry_key
+from memwal.wal.replay import BatchAssembler
 from tests.simulation.lease_world import LeaseWorld
 from tests.simulation.world import AppendWorld, SeedFailed, World, simulate
 

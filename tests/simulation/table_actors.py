@@ -10,12 +10,11 @@ import lance
 import pyarrow as pa
 
 from memwal import flush, wal
-from memwal.flush.base.load_id import load_id
 from memwal.flush.base.table import BaseTable
 from memwal.flush.base.ttl import Expiry
 from memwal.flush.commits.expiry import ExpiredRows
 from memwal.flush.commits.load import RowsToLoad, load
-from memwal.flush.commits.load_notes import begin_load, end_abandoned
+from memwal.flush.commits.load_notes import begin_load, end_abandoned, load_id
 from memwal.flush.commits.maintenance import CompactionLimits, clean_up, compact, merge_segments
 from memwal.flush.commits.thinning import VersionRules
 from tests.simulation.actors import Chaos, Collector, Committer, Stranger, Visitor

@@ -35,7 +35,7 @@ from lance.mem_wal import LsmScanner
 
 import memwal.flush.commits.committer
 from memwal import wal
-from memwal.flush.base.load_id import has_landed, load_id
+from memwal.flush.commits.load_notes import has_landed, load_id
 from memwal.flush.verification.runner import verify_table
 from memwal.ingest.engine.table.stored import StoredTable
 from memwal.memtable.index_spec import IndexKind

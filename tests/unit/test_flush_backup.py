@@ -208,7 +208,9 @@ def test_large_objects_are_streamed(table: str, places: tuple[str, str], monkeyp
     told: list[tuple[int, int, int, int]] = []
     base, clock = BaseTable.open(table), wal.SystemClock()
     stores = open_store(table), open_store(places[0])
-    record = take.back_up(take.BackupRun(base, *stores, clock, wal.SystemIds(), OPTIONS, lambda *n: told.append(n)))
+    record = take.back_up(
+        take.BackupRun(*stores, clock, wal.SystemIds(), OPTIONS, lambda *n: told.append(n), base=base)
+    )
     done, objects, size, total = told[-1]
     assert (done, size) == (objects, total)
     assert total <= record.size

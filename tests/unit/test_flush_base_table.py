@@ -16,8 +16,8 @@ from lance.mem_wal import CompactedSsTable
 
 from memwal.flush import BaseTable, NotALanceTable, NotInitialised, TableExists, UnsupportedTable, WriteRules
 from memwal.flush.base import create as table_creation
-from memwal.flush.base.field_ids import column_ids, first_ids
 from memwal.flush.base.open import open_dataset
+from memwal.flush.base.shape import column_ids, first_ids
 from memwal.memtable import IndexSpec, InvalidRows
 from memwal.wal import Corrupt, bucket_region
 

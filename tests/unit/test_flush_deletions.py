@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from memwal.flush.base.deletions import is_whole
+from memwal.flush.base.torn import is_whole
 
 MANY = 200_000
 

@@ -16,6 +16,7 @@ from memwal.flush import BaseTable, CountMismatch
 from memwal.flush.commits import foreign_writes, rounds
 from memwal.flush.commits.foreign_writes import lance_detects_duplicates, look_back
 from memwal.flush.commits.merge_passes import upsert_pass
+from memwal.flush.commits.report import CommitTotals
 from memwal.wal import bucket_region
 from tests.commit_world import World, crash
 
@@ -148,7 +149,7 @@ def test_a_crash_before_the_second_look_is_made_good_by_the_next_commit(
     blind.put(range(15, 30), 2)
     with monkeypatch.context() as crashing:
         after_looking(crashing, lambda: blind.stranger_merge(25, 5))
-        crashing.setattr(rounds.CommitTotals, "committed", crash)
+        crashing.setattr(CommitTotals, "committed", crash)
         with pytest.raises(KeyboardInterrupt):
             blind.commit()
     assert sorted(lance.dataset(blind.uri).to_table(filter="id = 25").column("n").to_pylist()) == [2, 5]

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from memwal.flush import BaseTable
-from memwal.flush.base import caches as lance_caches
-from memwal.flush.base.caches import LanceCaches
+from memwal.flush.base import open as lance_caches
+from memwal.flush.base.open import LanceCaches
 from memwal.memtable import IndexSpec
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("body", pa.string())])

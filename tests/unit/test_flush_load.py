@@ -16,13 +16,12 @@ import pytest
 
 from memwal import flush
 from memwal.flush import BaseTable, CommitConflict
-from memwal.flush.base.load_id import ended_id, has_landed, is_load, load_id
 from memwal.flush.base.state import read_state, versions
 from memwal.flush.commits import committer, load_notes, rounds
 from memwal.flush.commits import load as loading
 from memwal.flush.commits.append_pass import AppendedRows
 from memwal.flush.commits.load import LoadReport, finish_load, loaded_in
-from memwal.flush.commits.load_notes import begin_load
+from memwal.flush.commits.load_notes import begin_load, ended_id, has_landed, is_load, load_id
 from memwal.flush.errors import DoubledKey, LoadEnded
 from memwal.flush.history.actions import read_history
 from memwal.flush.verification.runner import verify_table

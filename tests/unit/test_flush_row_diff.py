@@ -1,4 +1,4 @@
-"""`flush.history.row_diff` finds the rows that differ between two tables, by key and for every column type."""
+"""`flush.history.diff` finds the rows that differ between two tables, by key and for every column type."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memwal.flush.history.row_diff import compare_rows, repeated
+from memwal.flush.history.diff import compare_rows, repeated
 
 NAN = float("nan")
 VECTOR = pa.list_(pa.float32(), 2)

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from memwal.flush import WriteRules
-from memwal.flush.base.definition import check_definition
+from memwal.flush.base.create import check_definition
 from memwal.flush.base.setup import Setup
 from memwal.memtable import IndexSpec, InvalidRows
 

@@ -13,7 +13,7 @@ import pytest
 from lance.file import LanceFileReader
 
 from memwal.flush.sst.bloom import UPSTREAM_BLOCKS, bloom_bytes, contains
-from memwal.flush.sst.key_sidecar import PAGE_ROWS, sidecar_rows, write_key_sidecar
+from memwal.flush.sst.key_sidecar import PAGE_ROWS, page_data, sidecar_rows, write_key_sidecar
 from memwal.wal import bucket_region
 
 PRIMARY_KEY = {b"lance-schema:unenforced-primary-key": b"true"}
@@ -100,7 +100,7 @@ def test_bloom_filter_and_sidecar_are_lances(case: str, tmp_path: Path) -> None:
     for _ in range(3):
         shutil.rmtree(ours, ignore_errors=True)
         ours.mkdir()
-        write_key_sidecar(str(ours), keys, keys.column_names)
+        write_key_sidecar(str(ours), page_data(keys))
         assert read(ours / data)[0].equals(read(theirs / data)[0])
         if (ours / data).read_bytes() == (theirs / data).read_bytes():
             break

@@ -39,9 +39,8 @@ from memwal.wal import (
     bucket_region,
     codec_for,
 )
-from memwal.wal.applied import AppliedMap, Snapshot, hashes
+from memwal.wal.applied import AppliedMap, Snapshot, encoded, hashes, read_snapshot
 from memwal.wal.layout import manifest_key, snapshot_key, version_hint_key
-from memwal.wal.snapshots import encoded, read_snapshot
 from tests.support.clock import FakeClock, SeededIds
 from tests.support.memory_store import MemoryStore
 

@@ -21,7 +21,7 @@ from memwal.ingest.engine.changes.kinds import (
     change_table,
 )
 from memwal.ingest.errors import Invalid
-from memwal.wal.manifest_history import ManifestHistory
+from memwal.wal.manifest import ManifestHistory
 from tests.support.clock import FakeClock
 from tests.support.memory_store import MemoryStore
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from memwal.memtable import IndexSpec, InvalidRows, MemTable, Snapshot, row_schema
 from memwal.memtable import snapshot as snapshot_module
-from memwal.memtable.filter.plan import plan
+from memwal.memtable.filter.predicate import plan
 
 TYPES: dict[str, pa.DataType] = {
     "id": pa.int64(),

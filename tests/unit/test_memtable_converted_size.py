@@ -6,8 +6,8 @@ import pyarrow as pa
 import pytest
 
 from memwal.memtable.batch_store import BATCH_OVERHEAD
+from memwal.memtable.conversion import exact, misfit
 from memwal.memtable.converted_size import ConvertedSize, converted_bytes, null_bytes
-from memwal.memtable.exact_cast import exact, misfit
 
 VECTOR = pa.list_(pa.float32(), 1000)
 MANY = 2**31 - 1

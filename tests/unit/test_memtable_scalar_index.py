@@ -1,9 +1,9 @@
-"""Columns sorted by value: the index misses no row that may pass, returns few others, and keeps the order of keys."""
+"""Columns sorted by value: the index misses no row that may pass, and returns few others."""
 
 import datetime
 import threading
 import tracemalloc
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memwal.memtable import IndexSpec, InvalidRows, MemTable, Snapshot, row_schema, snapshot, tombstones
+from memwal.memtable import IndexSpec, InvalidRows, MemTable, row_schema, snapshot
 from memwal.memtable import with_tombstone as rows_of
 from memwal.memtable.arrays import Mask, Positions
 from memwal.memtable.filter import conditions as exact
@@ -107,25 +107,6 @@ def test_exactly_the_rows_asked_for_are_named_and_those_not_sorted_yet(
             assert len(found) == len(set(found.tolist()))
             assert looks or not unsorted
             assert index.candidates(asked, lambda held=held: held, len(held), limit=-1) is None  # type: ignore[misc]
-
-
-@settings(max_examples=150, deadline=None)
-@given(columns(), st.data())
-def test_rows_of_a_mask_come_by_value(
-    column: tuple[list[pa.Array], list[tuple[int, Asked]]], data: st.DataObject
-) -> None:
-    chunks, questions = column
-    index = ScalarIndex(chunks[0].type)
-    for upto, asked in questions:
-        if asked.nulls or (asked.low is not None and len(asked.low) > 1):
-            continue
-        held = pa.chunked_array(chunks[:upto], chunks[0].type)
-        mask = np.array(data.draw(st.lists(st.booleans(), min_size=len(held), max_size=len(held))), dtype=bool)
-        values = [value for chunk in chunks[:upto] for value in numbers(chunk)]
-        found = index.in_order(asked, lambda held=held: held, mask)  # type: ignore[misc]
-        wanted = [r for r, value in enumerate(values) if mask[r] and value == value and passes(asked, value)]
-        assert sorted(found.tolist()) == wanted
-        assert [values[row] for row in found] == sorted(values[row] for row in wanted)
 
 
 def test_waiting_rows_are_sorted_once_they_were_looked_at_often() -> None:
@@ -294,74 +275,3 @@ def test_every_version_of_a_key_is_named(evaluated: list[int]) -> None:
     assert np.flatnonzero(every).tolist() == [row, row + N, row + 2 * N]
     assert np.flatnonzero(found.where("id = 17", found.live())).tolist() == [row + 2 * N]
     assert evaluated == [3, 1]
-
-
-# ---- keys in order -------------------------------------------------------------------------------------------------
-
-KEYS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any], Callable[[Any], Any]]] = {
-    "i": (pa.int64(), st.integers(-3, 3) | st.integers(-(2**63), 2**63 - 1), int),
-    "u": (pa.uint64(), st.integers(0, 3) | st.integers(0, 2**64 - 1), int),
-    "t": (pa.string(), TEXTS, str.encode),
-    "y": (pa.binary(), st.binary(max_size=2), bytes),
-    "b": (pa.bool_(), st.booleans(), bool),
-}
-
-
-@settings(max_examples=150, deadline=None)
-@given(st.data())
-def test_keys_come_in_order_between_bounds(data: st.DataObject) -> None:
-    names = data.draw(st.lists(st.sampled_from(list(KEYS)), min_size=1, max_size=3, unique=True))
-    keys = st.tuples(*(KEYS[name][1] for name in names))
-    puts = data.draw(st.lists(st.lists(keys, min_size=1, max_size=6), min_size=1, max_size=4))
-    kinds = [pa.field(name, KEYS[name][0], nullable=False) for name in names]
-    tables = [
-        pa.Table.from_arrays(
-            [pa.array(column, f.type) for column, f in zip(zip(*put, strict=True), kinds, strict=True)], names
-        )
-        for put in puts
-    ]
-    table = memtable(tables, names)
-    deleted = data.draw(st.booleans())
-    if deleted:
-        table.apply(tombstones(tables[0].slice(0, 1), table.schema))
-    found = table.snapshot()
-    ends = [
-        data.draw(st.none() | st.integers(1, len(names)).flatmap(lambda width: keys.map(lambda key: key[:width])))
-        for _ in "lh"
-    ]
-    low, high = ends
-
-    def form(key: Sequence[Any]) -> tuple[Any, ...]:
-        return tuple(KEYS[name][2](value) for name, value in zip(names, key, strict=False))
-
-    wanted = sorted(form(key) for key in {key for put in puts for key in put})
-    wanted = [k for k in wanted if (low is None or k >= form(low)) and (high is None or k < form(high))]
-    positions = found.in_key_order(low, high)
-    assert [form(tuple(row.values())) for row in found.take(positions, names).to_pylist()] == wanted
-    assert found.newest()[positions].all()
-    live = found.in_key_order(low, high, found.live())
-    assert live.tolist() == [row for row in positions.tolist() if found.live()[row]]
-
-
-def test_key_order_is_of_the_snapshot() -> None:
-    keys = np.random.default_rng(6).permutation(3_000)
-    table = memtable([pa.table({"id": keys[:1_000]})], ["id"])
-    before = table.snapshot()
-    table.apply(rows_of(pa.table({"id": keys[500:]}), table.schema))
-    after = table.snapshot()
-
-    def ids(found: Snapshot, *ends: Any) -> list[int]:
-        return found.take(found.in_key_order(*ends), ["id"])["id"].to_pylist()  # type: ignore[no-any-return]
-
-    assert ids(after) == list(range(3_000))
-    assert ids(before) == sorted(keys[:1_000].tolist())
-    assert ids(after, [10], [20]) == list(range(10, 20))
-    assert ids(after, [20], [10]) == []
-    assert ids(memtable([pa.table({"id": keys[:0]})], ["id"]).snapshot()) == []
-
-
-def test_a_bound_that_is_no_key_is_refused() -> None:
-    found = memtable([MANY], ["id"]).snapshot()
-    for bad in ("x", 2**63, None):
-        with pytest.raises(InvalidRows, match="'id'"):
-            found.in_key_order([bad])

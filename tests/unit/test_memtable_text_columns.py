@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from memwal.memtable import IndexSpec, InvalidRows, Snapshot, row_schema, with_tombstone
 from memwal.memtable.text.columns import ColumnsQuery
-from memwal.memtable.text.index import TextIndex
+from memwal.memtable.text.index import MAX_SIMILAR, Terms, TextIndex
 from memwal.memtable.text.query import MAX_FUZZY, MAX_FUZZY_WORDS, MAX_WORDS, TextParser
-from memwal.memtable.text.similar import MAX_SIMILAR, Terms
 from tests.index_modes import memtable_in
 
 COLUMNS = ("title", "body")

@@ -12,11 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memwal.wal import ArrowCodec, Corrupt, Fenced, PutOutcome, StoreRefused, StoreUnavailable, read_tail
-from memwal.wal.applied import GONE, SEQUENCE_MAX, AppliedMap, Snapshot, hashes
+from memwal.wal.applied import (
+    GONE,
+    SEQUENCE_MAX,
+    AppliedMap,
+    Snapshot,
+    decoded_hashes,
+    encoded,
+    encoded_hashes,
+    hashes,
+    read_snapshot,
+)
 from memwal.wal.entry_reader import EntryReader
 from memwal.wal.layout import entry_key, parse_snapshot_key, snapshot_key, snapshot_prefix
 from memwal.wal.replay import newest_applied
-from memwal.wal.snapshots import decoded_hashes, encoded, encoded_hashes, read_snapshot
 from tests.log_rows import CODEC, SCHEMA, rows
 from tests.unit.test_wal_garbage import AGE, REGION, World, put
 

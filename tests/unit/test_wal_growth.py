@@ -19,7 +19,7 @@ from memwal.wal import (
     claim,
     read_tail,
 )
-from memwal.wal.fence_index import _encode
+from memwal.wal.fences import _encode
 from memwal.wal.layout import entry_key, fences_key, manifest_key, version_hint_key, wal_prefix
 from memwal.wal.probing import newest_from
 from tests.log_rows import CODEC, rows

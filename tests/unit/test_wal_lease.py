@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from memwal import wal
-from memwal.wal.options import CLOCK_RATE
+from memwal.wal.retries import CLOCK_RATE
 from tests.support.clock import FakeClock
 from tests.support.memory_store import MemoryStore
 

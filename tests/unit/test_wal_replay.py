@@ -28,9 +28,9 @@ from memwal.wal import (
     read_tail,
     replay,
 )
-from memwal.wal.assembler import BatchAssembler
 from memwal.wal.entry_reader import EntryReader
 from memwal.wal.layout import entry_key, parse_entry_key
+from memwal.wal.replay import BatchAssembler
 from tests.log_rows import CODEC, SCHEMA, FailingReads
 from tests.support.clock import FakeClock
 from tests.support.memory_store import MemoryStore

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from memwal.wal.codec.scratch_file import ScratchFile
+from memwal.wal.codec.lance import ScratchFile
 
 
 def test_a_file_holds_exactly_what_was_put_last() -> None:

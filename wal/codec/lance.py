@@ -24,8 +24,12 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import tempfile
+import threading
 import zlib
 from collections.abc import Mapping
+from typing import IO, Any
 
 import pyarrow as pa
 from lance.file import LanceFileReader, LanceFileSession
@@ -33,7 +37,6 @@ from lance.file import LanceFileReader, LanceFileSession
 from memwal.wal.codec.columns import TOMBSTONE, EntryColumns
 from memwal.wal.codec.lance_arrays import delicate_columns, importable
 from memwal.wal.codec.metadata import lances_keys, our_keys, parse_header
-from memwal.wal.codec.scratch_file import ScratchFile
 from memwal.wal.errors import Corrupt
 from memwal.wal.panics import panics_as_errors
 from memwal.wal.records import Entry, EntryHeader
@@ -138,3 +141,38 @@ def _check_whole(data: bytes) -> None:
         raise Corrupt(
             f"checksum is {found:08x}, recorded is {data[at : at + 8]!r}; the object was damaged after writing"
         )
+
+
+def open_scratch(process: int | str = "self") -> tuple[IO[bytes] | Any, str]:
+    """Return an empty file, unbuffered, and its path.
+
+    On Linux it is in memory without a name, so nothing remains if this process is killed. `process`: this process's id,
+    if another process of this user opens the path.
+    """
+    if hasattr(os, "memfd_create"):
+        file = open(os.memfd_create("memwal"), "r+b", buffering=0)  # noqa: SIM115, PTH123 - the caller closes it
+        return file, f"/proc/{process}/fd/{file.fileno()}"
+    named = tempfile.NamedTemporaryFile(prefix="memwal-", buffering=0)  # noqa: SIM115 - the caller closes it
+    return named, named.name
+
+
+class ScratchFile(threading.local):
+    """One file per thread, which holds the bytes that this thread put last.
+
+    Thread safety. Any thread: each has its own file. A forked child creates new ones.
+    Durability. None; its name is gone when the thread ends. Uses as much memory as the bytes put last.
+    """
+
+    def __init__(self) -> None:
+        self._process = os.getpid()
+        self._file, self._path = open_scratch()
+
+    def holding(self, data: bytes) -> str:
+        """Return the path of the file, which holds exactly `data` until this thread's next call."""
+        if self._process != os.getpid():
+            self.__init__()  # type: ignore[misc] # the inherited file is the parent's
+        fd, rest = self._file.fileno(), memoryview(data)
+        while rest:
+            rest = rest[os.pwrite(fd, rest, len(data) - len(rest)) :]
+        os.ftruncate(fd, len(data))
+        return self._path

@@ -10,7 +10,7 @@ memwal's keys:
     memwal:entry_id  32 hex digits
     memwal:log_id    32 hex digits; absent where the region's manifest has none
     memwal:applied   {"producer": sequence, …}  JSON; or, where the map is long,
-                     {"snapshot": "{position}-{32 hex}", "changes": {"producer": sequence, …}}, see wal.snapshots
+                     {"snapshot": "{position}-{32 hex}", "changes": {"producer": sequence, …}}, see wal.applied
     memwal:part      {"producer", "sequence", "attempt", "closes"}  JSON; only in an entry of a batch of several
 """
 

@@ -30,15 +30,12 @@ class EntryCodec(Protocol):
 
     def encode(self, header: EntryHeader, rows: pa.Table) -> bytes:
         """Return the entry's bytes. Raises ValueError or pa.ArrowInvalid if `rows` is not in the row schema."""
-        ...
 
     def decode(self, position: int, data: bytes) -> Entry:
         """Return the entry at `position`. Raises Corrupt, naming the position, if `data` is not a whole entry."""
-        ...
 
     def header(self, data: bytes) -> EntryHeader:
         """Return the header only. Raises Corrupt if `data` is not a whole entry."""
-        ...
 
 
 def codec_for(wal_format: WalFormat, row_schema: pa.Schema) -> EntryCodec:

@@ -13,7 +13,7 @@ import memwal.wal.store.event_loop  # noqa: F401 - see there: its exit handler m
 from memwal.wal.clock import Clock, Ids, SystemClock
 from memwal.wal.errors import StoreRefused
 from memwal.wal.layout import PROBE_PREFIX
-from memwal.wal.options import WalOptions
+from memwal.wal.retries import WalOptions
 from memwal.wal.slot import put_until_known
 from memwal.wal.store.local import LocalStore
 from memwal.wal.store.port import ObjectStore

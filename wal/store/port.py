@@ -54,27 +54,21 @@ class ObjectStore(Protocol):
 
     def put_if_absent(self, key: str, data: bytes) -> PutOutcome:
         """Create `key` with `data` unless it exists."""
-        ...
 
     def put(self, key: str, data: bytes) -> None:
         """Create or overwrite `key`. Only for hints, which may be lost or outdated; never for authoritative data."""
-        ...
 
     def get(self, key: str) -> bytes | None:
         """Return the object's bytes, or None if it does not exist."""
-        ...
 
     def exists(self, key: str) -> bool:
         """Return whether `key` holds an object."""
-        ...
 
     def children(self, prefix: str) -> list[str]:
         """Return the names of the first path segment after `prefix` (which ends in "/") that have keys below them."""
-        ...
 
     def describe(self, prefix: str) -> list[ObjectInfo]:
         """Return every object whose key begins with `prefix`, in any order."""
-        ...
 
     def leftovers(self, prefix: str) -> list[ObjectInfo]:
         """Return the files below `prefix`, which ends in "/", that are not objects: files of running puts and of killed
@@ -82,27 +76,21 @@ class ObjectStore(Protocol):
 
         `delete` removes them. Always empty on storage that creates objects whole, such as S3.
         """
-        ...
 
     def list_some(self, prefix: str, most: int) -> list[str]:
         """Return any `most` keys that begin with `prefix`, or all if fewer exist. Costs no more than listing these."""
-        ...
 
     def list(self, prefix: str) -> list[str]:
         """Return every key that begins with `prefix`, in any order."""
-        ...
 
     def delete(self, key: str) -> None:
         """Delete `key`; a missing key is not an error."""
-        ...
 
     def remove_leftovers(self, prefix: str) -> None:
         """Delete what remains below `prefix`, which ends in "/", after its objects: leftovers and empty directories.
 
         Objects are kept, with the directories that hold them. Does nothing on storage without directories.
         """
-        ...
 
     def url(self, key: str) -> str:
         """Return the local path or URL that pylance opens for `key`, which may name a directory."""
-        ...

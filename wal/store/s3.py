@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import zlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache, partial
@@ -75,8 +75,9 @@ class S3Store:
 
     def put_if_absent(self, key: str, data: bytes) -> PutOutcome:
         """Create `key` by one PUT. Raises StoreUnavailable if nothing landed, StoreRefused."""
+        parameters = self._put_parameters(key, data)
         try:
-            self._run(partial(self._create, self._put_parameters(key, data)))
+            self._run(lambda clients: clients.creating.put_object(IfNoneMatch="*", **parameters), self._time_for(data))
         except _FAULTS as error:
             answer = meaning_of(error)
             outcome = _PUT_OUTCOMES.get(answer.meaning)
@@ -87,18 +88,19 @@ class S3Store:
 
     def put(self, key: str, data: bytes) -> None:
         """Create or overwrite `key`; the client retries. Raises StoreUnavailable, StoreRefused."""
-        self._ask(key, partial(self._overwrite, self._put_parameters(key, data)))
+        parameters = self._put_parameters(key, data)
+        self._ask(key, lambda clients: clients.reading.put_object(**parameters), self._time_for(data))
 
     def get(self, key: str) -> bytes | None:
         """Return the object's bytes, checked against the stored checksum; None if it does not exist.
 
         Raises: StoreUnavailable, StoreRefused.
         """
-        return self._ask(key, partial(self._get, key))
+        return self._ask(key, partial(self._get, key), None)
 
     def exists(self, key: str) -> bool:
         """Return whether `key` holds an object. Raises StoreUnavailable, StoreRefused."""
-        return bool(self._ask(key, partial(self._exists, key)))
+        return bool(self._ask(key, partial(self._exists, key), self._put_timeout))
 
     def children(self, prefix: str) -> list[str]:
         """Return the names of the first segment after `prefix` with keys below them. Raises StoreUnavailable,
@@ -130,7 +132,7 @@ class S3Store:
 
     def delete(self, key: str) -> None:
         """Delete `key`. Raises StoreUnavailable, StoreRefused."""
-        self._ask(key, partial(self._delete, key))
+        self._ask(key, lambda clients: clients.reading.delete_object(**self._at(key)), self._put_timeout)
 
     def remove_leftovers(self, prefix: str) -> None:
         """Do nothing: a bucket has no directories. Sends no request."""
@@ -140,18 +142,6 @@ class S3Store:
         return f"{self._url}/{key}" if key else self._url
 
     # ---- requests, on the loop ---------------------------------------------------------------------------------
-
-    async def _create(self, parameters: dict[str, Any], clients: Clients) -> None:
-        async with asyncio.timeout(self._time_for(parameters["Body"])):
-            await clients.creating.put_object(IfNoneMatch="*", **parameters)
-
-    async def _overwrite(self, parameters: dict[str, Any], clients: Clients) -> None:
-        async with asyncio.timeout(self._time_for(parameters["Body"])):
-            await clients.reading.put_object(**parameters)
-
-    async def _delete(self, key: str, clients: Clients) -> None:
-        async with asyncio.timeout(self._put_timeout):
-            await clients.reading.delete_object(**self._at(key))
 
     async def _get(self, key: str, clients: Clients) -> bytes:
         """Return an object's bytes.
@@ -176,8 +166,7 @@ class S3Store:
     async def _exists(self, key: str, clients: Clients) -> bool:
         """GET one byte: the answer to a HEAD does not distinguish a missing key from a missing bucket."""
         try:
-            async with asyncio.timeout(self._put_timeout):
-                await (await clients.reading.get_object(**self._at(key), Range=_FIRST_BYTE))["Body"].read()
+            await (await clients.reading.get_object(**self._at(key), Range=_FIRST_BYTE))["Body"].read()
         except ClientError as error:
             if error.response["ResponseMetadata"]["HTTPStatusCode"] != _NOT_SATISFIABLE:  # it exists, and is empty
                 raise
@@ -187,16 +176,13 @@ class S3Store:
         """Yield every page of a listing."""
         asked = {"Bucket": self._bucket, "Prefix": self._prefix + prefix, "MaxKeys": _PAGE, **self._more, **more}
         while True:
-            page = self._ask(prefix, partial(self._list_page, asked)) or {}
+            page: dict[str, Any] = (
+                self._ask(prefix, lambda clients: clients.reading.list_objects_v2(**asked), self._put_timeout) or {}
+            )
             yield page
             if not page.get("IsTruncated"):
                 return
             asked["ContinuationToken"] = page["NextContinuationToken"]
-
-    async def _list_page(self, asked: dict[str, Any], clients: Clients) -> dict[str, Any]:
-        async with asyncio.timeout(self._put_timeout):
-            page: dict[str, Any] = await clients.reading.list_objects_v2(**asked)
-        return page
 
     def _time_for(self, body: bytes) -> float:
         """Return the seconds that a PUT of `body` may take."""
@@ -211,14 +197,21 @@ class S3Store:
 
     # ---- between the caller's thread and the loop --------------------------------------------------------------
 
-    def _run(self, request: Callable[[Clients], Coroutine[Any, Any, T]]) -> T:
+    def _run(self, request: Callable[[Clients], Awaitable[T]], seconds: float | None) -> T:
+        """Return the answer to a request. `seconds`: how long it may take; None if it has its own limit."""
         loop = event_loop()
-        return loop.run(request(loop.opened(self._options, partial(_open_clients, self._options))))
+        clients = loop.opened(self._options, partial(_open_clients, self._options))
 
-    def _ask(self, key: str, request: Callable[[Clients], Coroutine[Any, Any, T]]) -> T | None:
-        """Return the answer to a request that may be repeated; None for a missing key."""
+        async def limited() -> T:
+            async with asyncio.timeout(seconds):
+                return await request(clients)
+
+        return loop.run(limited())
+
+    def _ask(self, key: str, request: Callable[[Clients], Awaitable[T]], seconds: float | None) -> T | None:
+        """Return the answer to a request that may be repeated; None for a missing key. `seconds`: as for `_run`."""
         try:
-            return self._run(request)
+            return self._run(request, seconds)
         except _FAULTS as error:
             answer = meaning_of(error)
             if answer.meaning is Meaning.MISSING:

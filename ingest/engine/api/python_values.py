@@ -1,4 +1,4 @@
-"""Convert Python values to Arrow columns by the rule of `memtable.exact_cast`: values that do not fit are rejected.
+"""Convert Python values to Arrow columns by the rule of `memtable.conversion`: values that do not fit are rejected.
 
 For a given type, Arrow changes values silently: 5.5 becomes the integer 5, 1.7e9 a microsecond, noon without a zone
 13:00 in Berlin. It changes nothing if the Python types are those of the column (`_SAME`), which one check of the set of

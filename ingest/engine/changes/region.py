@@ -25,10 +25,10 @@ from memwal.ingest.engine.changes.start import Gone, Start
 from memwal.ingest.engine.read.base import BaseReads
 from memwal.memtable import TOMBSTONE, MemTable
 from memwal.wal import Corrupt, EntryCodec, ObjectStore, WalFormat, codec_for
-from memwal.wal.assembler import BatchAssembler
 from memwal.wal.codec.columns import EntryColumns
 from memwal.wal.entry_reader import EntryReader
 from memwal.wal.records import Entry
+from memwal.wal.replay import BatchAssembler
 
 ROWS_MAX = 65_536
 BYTES_MAX = 32 << 20

@@ -17,7 +17,7 @@ from memwal.flush import BaseTable
 from memwal.ingest.engine.changes.base_versions import BaseVersions, VersionGone
 from memwal.wal import ManifestStore, ObjectStore, RegionManifest
 from memwal.wal.layout import entry_key, parse_entry_key, wal_prefix
-from memwal.wal.manifest_history import ManifestHistory
+from memwal.wal.manifest import ManifestHistory
 from memwal.wal.probing import newest_from
 
 _LISTINGS = 5

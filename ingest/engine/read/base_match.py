@@ -29,9 +29,8 @@ from memwal.ingest.engine.read.gathered import ROW_ID, awaited, gathered, taken
 from memwal.ingest.engine.read.scalar_index import filtered
 from memwal.memtable import IndexSpec
 from memwal.memtable.text.columns import ColumnsQuery, best_rows
-from memwal.memtable.text.index import TextIndex
+from memwal.memtable.text.index import MAX_SIMILAR, TextIndex
 from memwal.memtable.text.query import Clause, occur_of
-from memwal.memtable.text.similar import MAX_SIMILAR
 
 SCORE = "_score"
 ROWS_PER_INDEX = 16_384

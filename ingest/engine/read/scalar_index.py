@@ -14,7 +14,7 @@ import re
 from itertools import pairwise
 from typing import Any
 
-from memwal.memtable.filter.tokens import tokenize
+from memwal.memtable.filter.expression import tokenize
 
 _MAY = re.compile(r"\bis\b.*\b(?:true|false)\b|\\", re.IGNORECASE | re.DOTALL)
 

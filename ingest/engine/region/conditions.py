@@ -31,8 +31,7 @@ from memwal.ingest.engine.region.stored_rows import View, look_up
 from memwal.ingest.engine.region.write_queue import Write
 from memwal.ingest.errors import Unavailable
 from memwal.memtable import TOMBSTONE, Checked
-from memwal.memtable.filter.plan import plan
-from memwal.memtable.filter.predicate import evaluate
+from memwal.memtable.filter.predicate import evaluate, plan
 
 
 class Conditions:

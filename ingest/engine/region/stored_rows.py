@@ -14,8 +14,8 @@ from uuid import UUID
 import pyarrow as pa
 
 from memwal import flush
-from memwal.flush.base.load_id import loads_in
 from memwal.flush.base.shape import Shape
+from memwal.flush.commits.load_notes import loads_in
 from memwal.ingest.engine.read.levels import CaptureOvertaken, RegionView
 from memwal.ingest.engine.read.local import ATTEMPTS
 from memwal.ingest.engine.read.reader import Reader

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pyarrow as pa
 
 from memwal import flush, wal
-from memwal.flush.base.caches import LanceCaches
+from memwal.flush.base.open import LanceCaches
 from memwal.flush.commits.maintenance import CompactionLimits, MaintenanceRules
 from memwal.flush.commits.thinning import VersionRules
 from memwal.flush.sst.indexes import SCALAR_ROWS_MIN

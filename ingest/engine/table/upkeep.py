@@ -15,9 +15,9 @@ from uuid import UUID
 
 from memwal import flush, wal
 from memwal.flush import BaseTable, CommitReport
-from memwal.flush.commits.held_back import HeldBack
 from memwal.flush.commits.load_notes import is_asked_to_wait
 from memwal.flush.commits.maintenance import MaintenanceRules
+from memwal.flush.commits.report import HeldBack
 from memwal.ingest import tracing
 from memwal.ingest.engine.read.reader import Reader
 from memwal.ingest.engine.read.sst_cache import CACHE_BYTES

@@ -25,7 +25,7 @@ from memwal.ingest.engine.api.sql.sources import Handover, Kept, Provider, Sourc
 from memwal.ingest.engine.api.sql.statement import SELF, Statement, expect_bounded
 from memwal.ingest.errors import Invalid, Unavailable
 from memwal.ingest.values.values import holds
-from memwal.memtable.filter.struct_nulls import null_inside
+from memwal.memtable.filter.predicate import null_inside
 from memwal.wal.errors import first_line
 
 MEMORY = 512 << 20

@@ -21,7 +21,7 @@ import pyarrow.dataset
 
 from memwal.ingest.errors import Internal, Invalid
 from memwal.ingest.threads import Worker
-from memwal.memtable.filter.struct_nulls import with_null_fields
+from memwal.memtable.filter.predicate import with_null_fields
 
 T = TypeVar("T")
 
