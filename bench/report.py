@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from bench import bars, part_report
@@ -21,7 +21,7 @@ def shown(figure: Figure, contender: ContenderResult) -> str:
     """Format a contender's median with its unit and its further figures."""
     value = contender.median(figure)
     text = f"{value:,.0f} rows/s" if figure == "rows_per_second" else f"{three(value)} ms"
-    measures = [f"{name} {number:.2f}" for name, number in contender.measures().items()]
+    measures = [f"{name} {three(number)}" for name, number in contender.measures().items()]
     return ", ".join([text, *measures])
 
 
@@ -48,18 +48,15 @@ def markdown(result: RunResult) -> str:
         "![How many times as fast as Lance memwal is, per benchmark](ratios.svg)",
         _circumstances(result),
         "\n".join(_ratio_table(result.benchmarks)),
-        "### Where memwal is not faster",
-        "\n".join(_losses(result.benchmarks)) or "Nowhere in this run.",
+        "\n".join(_notes(result.benchmarks)),
         "### Beside storage alone",
         "\n".join(_floor_table(result.benchmarks)),
-        "### What was measured",
-        "\n".join(_parameters(result.benchmarks)),
         "### Throughput and latency",
         "![Rows a second of each contender, per benchmark](throughput.svg)",
         "![Milliseconds of each contender, per benchmark](latency.svg)",
         *part_report.markdown(result.parts),
     ]
-    return "\n\n".join(parts)
+    return "\n\n".join(filter(None, parts))
 
 
 def _circumstances(result: RunResult) -> str:
@@ -75,13 +72,15 @@ def update(readme: Path, result: RunResult) -> None:
     readme.write_text(f"{before}{BEGIN}\n\n{markdown(result)}\n\n{END}{after}", encoding="utf-8")
 
 
-def rows(benchmark: BenchmarkResult) -> Iterator[tuple[str, str, str, str, str, str]]:
-    """Yield one row per setting of memwal and of Lance.
+def rows(
+    benchmark: BenchmarkResult, ratios: Iterable[Ratio] | None = None
+) -> Iterator[tuple[str, str, str, str, str, str]]:
+    """Yield one row per ratio; without `ratios`, of all settings of memwal and of Lance.
 
     Cells: memwal's figure, Lance's setting, its figure, the ratio, the verdict, the bar with "held" or "missed".
     """
     contenders = {each.name: each for each in benchmark.contenders}
-    for ratio in benchmark.ratios():
+    for ratio in benchmark.ratios() if ratios is None else ratios:
         memwal, lance = contenders[ratio.memwal], contenders[ratio.lance]
         name = lance.name + (" †" if lance.note else "")
         ours = shown(benchmark.figure, memwal) + setting(benchmark, memwal.name)
@@ -99,34 +98,34 @@ def _ratio_table(benchmarks: Sequence[BenchmarkResult]) -> Iterator[str]:
     yield "|---|---|---|---|---|---|---|"
     for benchmark in benchmarks:
         title = f"`{benchmark.name}` {benchmark.title}"
-        for memwal, name, lance, ratio, said, bar in rows(benchmark):
+        for memwal, name, lance, ratio, said, bar in rows(benchmark, _closest(benchmark)):
             told = f"**{said}**" if said == "slower" else said
             wanted = bar.replace("missed", "**missed**")
             yield f"| {title} | {memwal} | {name} | {lance} | {ratio} | {told} | {wanted} |"
             title = ""
-    notes = {
-        f"{benchmark.name}, {each.name}: {each.note}."
-        for benchmark in benchmarks
-        for each in benchmark.contenders
-        if each.note and each.side == "lance"
-    }
-    if notes:
-        yield ""
-        yield "† " + " ".join(sorted(notes))
 
 
-def _losses(benchmarks: Sequence[BenchmarkResult]) -> list[str]:
-    lost = [
-        (ratio.median, benchmark, ratio)
-        for benchmark in benchmarks
-        for ratio in benchmark.ratios()
-        if verdict(ratio) != "faster"
-    ]
+def _closest(benchmark: BenchmarkResult) -> list[Ratio]:
+    """Return, for each setting of memwal, the ratio that is lowest compared with its bar."""
+    ratios = benchmark.ratios()
     return [
-        f"- {benchmark.title}{setting(benchmark, ratio.memwal)}: "
-        f"{times(ratio)} as fast as {ratio.lance}, {verdict(ratio)}"
-        for _, benchmark, ratio in sorted(lost, key=lambda each: each[0])
+        min(
+            (ratio for ratio in ratios if ratio.memwal == memwal.name),
+            key=lambda ratio: ratio.median / bars.bar(benchmark.name, ratio),
+        )
+        for memwal in benchmark.of("memwal")
     ]
+
+
+def _notes(benchmarks: Sequence[BenchmarkResult]) -> Iterator[str]:
+    """Yield each note on a setting of Lance once, with the rows that it explains."""
+    rows_of: dict[str, list[str]] = {}
+    for benchmark in benchmarks:
+        for each in benchmark.of("lance"):
+            if each.note:
+                rows_of.setdefault(each.note, []).append(f"`{benchmark.name}` {each.name}")
+    for note, named in rows_of.items():
+        yield f"- † {'; '.join(named)}: {note}."
 
 
 def _floor_table(benchmarks: Sequence[BenchmarkResult]) -> Iterator[str]:
@@ -141,13 +140,3 @@ def _floor_table(benchmarks: Sequence[BenchmarkResult]) -> Iterator[str]:
 
 def _latency(contender: ContenderResult) -> str:
     return f"{three(contender.median('p50_ms'))} ({three(contender.median('p99_ms'))}) ms"
-
-
-def _parameters(benchmarks: Sequence[BenchmarkResult]) -> Iterator[str]:
-    yield "| benchmark | parameters | hash of what was found |"
-    yield "|---|---|---|"
-    for benchmark in benchmarks:
-        values = ", ".join(f"{name} {value:,}" for name, value in benchmark.parameters.items())
-        first = benchmark.contenders[0]
-        found = first.rounds[0].digest or "answers may differ; the recall is compared"
-        yield f"| `{benchmark.name}` | {values} | {found} |"
