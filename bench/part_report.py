@@ -30,7 +30,7 @@ def lines(part: PartResult) -> Iterator[str]:
 
 
 def markdown(parts: Sequence[PartResult]) -> Iterator[str]:
-    """Return the sections for the generated text of README.md; nothing for a result without parts."""
+    """Return the sections for the generated text of README.md: figures, and curves as a picture."""
     for part in parts:
         yield f"### {part.title}"
         if part.missing:
@@ -41,8 +41,6 @@ def markdown(parts: Sequence[PartResult]) -> Iterator[str]:
         yield f"`{part.name}`, {part.seconds:.0f} s; {told}."
         if part.figures:
             yield "\n".join(_figure_table(part.figures))
-        if part.name in _WITH_EXPONENT:
-            yield "\n".join(_curve_table(part))
 
 
 def changes(a: RunResult, b: RunResult) -> Iterator[str]:
@@ -106,20 +104,5 @@ def _figure_table(figures: Sequence[Measured]) -> Iterator[str]:
         yield f"| {figure.name} | {three(figure.value)} {figure.unit} | {bar} | {said} |"
 
 
-def _curve_table(part: PartResult) -> Iterator[str]:
-    yield "| over | what | smallest size: median | largest size: median | exponent | last step |"
-    yield "|---|---|---|---|---|---|"
-    for panel, curves in part.panels().items():
-        name = panel
-        for curve in curves:
-            ends = " | ".join(_point(*point) for point in (curve.points[0], curve.points[-1]))
-            yield f"| {name} | {curve.name}, {curve.unit} | {ends} | {curve.exponent:.2f} | {curve.last_step:.2f} |"
-            name = ""
-
-
 def _points(curve: Curve) -> str:
-    return ", ".join(_point(*point) for point in curve.points)
-
-
-def _point(size: float, value: float) -> str:
-    return f"{size:,.0f}: {three(value)}"
+    return ", ".join(f"{size:,.0f}: {three(value)}" for size, value in curve.points)

@@ -99,7 +99,6 @@ def test_every_part_is_in_the_readme_and_has_a_picture_that_parses() -> None:
         assert "nan" not in picture
         assert "prefers-color-scheme:dark" in picture
     assert "| kill, p99 | 697 ms | 500 ms | **missed** |" in shown
-    assert "| Rows | get, ms | 10: 30 | 1,000: 3,000 | 1.00 | 1.00 |" in shown
 
 
 def test_a_part_that_cannot_run_is_one_line_without_a_picture(tmp_path: Path) -> None:
