@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from bench.parts import Curve, Measured, PartResult, growth
+from bench.parts import Curve, Measured, PartResult
 from bench.result import RunResult
 
 
@@ -30,7 +30,7 @@ def lines(part: PartResult) -> Iterator[str]:
 
 
 def markdown(parts: Sequence[PartResult]) -> Iterator[str]:
-    """Return the sections for the generated text of README.md; nothing for a result without parts."""
+    """Return the sections for the generated text of README.md: figures, and curves as a picture."""
     for part in parts:
         yield f"### {part.title}"
         if part.missing:
@@ -41,8 +41,6 @@ def markdown(parts: Sequence[PartResult]) -> Iterator[str]:
         yield f"`{part.name}`, {part.seconds:.0f} s; {told}."
         if part.figures:
             yield "\n".join(_figure_table(part.figures))
-        if part.name in _WITH_EXPONENT | _WITH_VALUES:
-            yield "\n".join(_curve_table(part))
 
 
 def changes(a: RunResult, b: RunResult) -> Iterator[str]:
@@ -92,24 +90,18 @@ def _shown(figure: Measured) -> str:
 
 
 def _figure_table(figures: Sequence[Measured]) -> Iterator[str]:
+    if all(figure.bar is None for figure in figures):
+        yield "| what | measured |"
+        yield "|---|---|"
+        for figure in figures:
+            yield f"| {figure.name} | {three(figure.value)} {figure.unit} |"
+        return
     yield "| what | measured | bar: at most | |"
     yield "|---|---|---|---|"
     for figure in figures:
-        bar = f"{three(figure.bar)} {figure.unit}" if figure.bar is not None else "none"
+        bar = f"{three(figure.bar)} {figure.unit}" if figure.bar is not None else ""
         said = f"**{figure.verdict}**" if figure.verdict == "missed" else figure.verdict
         yield f"| {figure.name} | {three(figure.value)} {figure.unit} | {bar} | {said} |"
-
-
-def _curve_table(part: PartResult) -> Iterator[str]:
-    more = ("exponent", "last step", "") if part.name in _WITH_EXPONENT else ()
-    yield f"| over | what | size: median |{''.join(f' {each} |' for each in more)}"
-    yield "|---" * (3 + len(more)) + "|"
-    for panel, curves in part.panels().items():
-        name = panel
-        for curve in curves:
-            said = f" {curve.exponent:.2f} | {curve.last_step:.2f} | {growth(curve.exponent)} |" if more else ""
-            yield f"| {name} | {curve.name}, {curve.unit} | {_points(curve)} |{said}"
-            name = ""
 
 
 def _points(curve: Curve) -> str:

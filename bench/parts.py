@@ -14,9 +14,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-FLAT, PROPORTIONAL = 0.15, (0.85, 1.15)
-"""A curve with an exponent up to FLAT does not grow; within PROPORTIONAL it grows with the size."""
-
 
 @dataclass(frozen=True, slots=True)
 class Measured:
@@ -128,16 +125,6 @@ def fitted(points: Sequence[tuple[float, float]]) -> float:
         return 0.0
     sizes, values = np.log(np.asarray(points, np.float64)).T
     return float(np.polyfit(sizes, values, 1)[0])
-
-
-def growth(exponent: float) -> str:
-    """Describe an exponent in words."""
-    least, most = PROPORTIONAL
-    if exponent <= FLAT:
-        return "does not grow"
-    if exponent < least:
-        return "grows less than the size"
-    return "grows with the size" if exponent <= most else "grows more than the size"
 
 
 def _points(content: Sequence[Sequence[float]]) -> tuple[tuple[float, float], ...]:

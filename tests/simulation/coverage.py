@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import CodeType
 from typing import TYPE_CHECKING, Any
@@ -103,12 +103,9 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "late": ("late",),
     "refused": ("refused", "unavailable"),
     "slow": ("slow",),
-    "outage": ("outage",),
-    "partition": ("partition",),
+    "cut off": ("outage", "partition"),
     "stop": ("stop",),
-    "kill before": ("kill before",),
-    "kill after": ("kill after", "kill, answered"),
-    "kill": ("kill",),
+    "kill": ("kill", "kill before", "kill after", "kill, answered"),
 }  # fmt: skip
 """The columns of the table, and the faults in each."""
 
@@ -204,45 +201,42 @@ def _code(function: Callable[..., Any]) -> CodeType:
 _CODES: dict[CodeType, str] = {_code(each): part for part, functions in PARTS.items() for each in functions}
 
 
-def table(cells: Cells, steps: Iterable[str] | None = None) -> str:
-    """Format the coverage as Markdown: a step in each line, a kind of fault in each column; "–" if it cannot happen."""
-    rows = sorted({step for step, _ in cells} if steps is None else steps)
-    lines = [f"| step | calls | {' | '.join(COLUMNS)} |", f"|---|{'---:|' * (len(COLUMNS) + 1)}"]
-    for step in rows:
-        counts = [_cell(cells, step, column) for column in COLUMNS]
-        lines.append(f"| {step} | {cells[step, '']:,} | {' | '.join(counts)} |")
+def table(cells: Cells) -> str:
+    """Format the coverage as Markdown: a part in each line, a kind of fault in each column; "–" if it cannot happen."""
+    steps: dict[str, set[str]] = {}
+    for step, _ in cells:
+        steps.setdefault(_part(step), set()).add(step)
+    lines = [f"| part | calls | {' | '.join(COLUMNS)} |", f"|---|{'---:|' * (len(COLUMNS) + 1)}"]
+    for part in sorted(steps):
+        calls = sum(cells[step, ""] for step in steps[part])
+        counts = [_cell(cells, steps[part], column) for column in COLUMNS]
+        lines.append(f"| {part} | {calls:,} | {' | '.join(counts)} |")
     return "\n".join(lines)
 
 
-def _cell(cells: Cells, step: str, column: str) -> str:
-    if not possible(step, column):
+def _cell(cells: Cells, steps: set[str], column: str) -> str:
+    if not any(_possible(step, column) for step in steps):
         return "–"
-    return f"{sum(cells[step, fault] for fault in COLUMNS[column]):,}"
+    return f"{sum(cells[step, fault] for step in steps for fault in COLUMNS[column]):,}"
 
 
-def possible(step: str, column: str) -> bool:
+def _part(step: str) -> str:
+    return step.partition(": ")[0]
+
+
+def _possible(step: str, column: str) -> bool:
     """Return whether a kind of fault can strike at a step."""
-    called = step.startswith("call: ")
-    writes = ": put " in step
-    if column == "partition":
-        return called
-    if column == "kill after":
-        return step not in ("call: look", "call: schema")
-    if column in ("kill before", "outage"):
-        return not called and not (column == "outage" and ": lance " in step)
+    called, by_lance = _part(step) == "call", ": lance " in step
     if column == "late":
-        return called or writes
+        return called or ": put " in step
     if column == "refused":
-        return not called and ": lance " not in step
-    if column == "slow":
-        return ": lance " not in step
-    return True
+        return not called and not by_lance
+    return not by_lance or column not in ("slow", "cut off")
 
 
 def kills(cells: Cells, part: str) -> int:
     """Return how often a process was killed within a part."""
-    struck = ("kill", *COLUMNS["kill before"], *COLUMNS["kill after"])
-    return sum(times for (step, fault), times in cells.items() if step.startswith(f"{part}: ") and fault in struck)
+    return sum(times for (step, fault), times in cells.items() if _part(step) == part and fault in COLUMNS["kill"])
 
 
-__all__ = ["COLUMNS", "Cells", "Coverage", "kills", "kind_of", "possible", "step_of", "table"]
+__all__ = ["COLUMNS", "Cells", "Coverage", "kills", "kind_of", "step_of", "table"]
