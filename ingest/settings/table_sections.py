@@ -80,9 +80,9 @@ class TableSettings(Section):
     ttl: Lifetime = Field(
         "",
         description=(
-            "age at which a row expires, such as 30d: no read returns it any more, and commits delete it from the base "
-            "table a minute later. Kept in the table: a new value changes it for all processes, off (or 0) removes it, "
-            "empty = leave it as it is"
+            "age at which a row expires, such as 30d: no read returns it, and commits delete it from the base "
+            "table a minute later. Kept in the table: a new value changes it for all processes, off (or 0) "
+            "removes it, empty = leave it as it is"
         ),
     )
     ttl_column: str = Field(
@@ -134,16 +134,16 @@ class WalSettings(Section):
         0.0,
         le=60,
         description=(
-            "least time between two WAL entries of durable puts into a region; those that come in between wait, and "
-            "share the next entry: fewer requests to object storage, later acks; give a put no shorter timeout. 0 = a "
-            "put is written at once"
+            "least time between two WAL entries of durable puts into a region; puts in between share the next "
+            "entry: fewer requests to object storage, later acks; a put's timeout must be longer. 0 = a put is "
+            "written at once"
         ),
     )
     put_timeout: Duration = Field(
         10.0,
         gt=0,
         description=(
-            "time limit of one attempt to write an entry, plus 1 s per MiB; also how long a put waits while "
+            "time limit of one attempt to write an entry, plus 1 s per MiB; also of a put while "
             "memtable.unflushed_max or commit.pending_max blocks it"
         ),
     )
@@ -155,9 +155,8 @@ class WalSettings(Section):
         0.2,
         le=60,
         description=(
-            "how long an owner answers reads without asking storage again whether it still owns the "
-            "region; after a crash the next owner waits this long before its first write; 0 = ask at "
-            "every read, as tables with format `arrow` do"
+            "how long an owner answers reads before it proves its ownership again; after a crash the next owner "
+            "waits this long before its first write; 0 = prove it at every read, as tables with format `arrow` do"
         ),
     )
 
@@ -208,8 +207,8 @@ class FlushSettings(Section):
         1 << 30,
         gt=0,
         description=(
-            "memory for uncommitted SSTs, their rows and indexes, so that reads need not load them: those flushed "
-            "here are kept, others are loaded at the first read; the least recently used go first"
+            "memory for uncommitted SSTs, their rows and indexes: those flushed here are kept, others are loaded "
+            "at the first read; the least recently used go first"
         ),
     )
     indexes: bool = Field(
@@ -286,8 +285,8 @@ class CommitSettings(Section):
         1 << 30,
         gt=0,
         description=(
-            "most bytes of fragments that one compaction reads, and most bytes of a file that it writes; fragments of "
-            "this size or more are compacted only to remove deleted rows, one at a time"
+            "most bytes of fragments that one compaction reads, and of a file that it writes; larger fragments "
+            "are compacted only to remove deleted rows, one at a time"
         ),
     )
     compact_deleted_percent: int = Field(
