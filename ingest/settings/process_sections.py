@@ -17,8 +17,10 @@ class SourceSettings(Section):
     format: str = Field("parquet", min_length=1, description="kafka, or the name of any other Spark streaming source")
     path: str = Field(
         "",
-        description="directory that a file source watches; write a file under a name that begins with . or _, then "
-        "rename it: Spark reads a file once, as it is when it is first seen",
+        description=(
+            "directory that a file source watches; Spark reads a file once, so write it under a name that begins "
+            "with . or _, then rename it"
+        ),
     )
     feed: str = Field(
         "",
@@ -246,8 +248,8 @@ class DaemonSettings(Section):
     tls_client_cert: str = Field(
         "",
         description=(
-            "PEM file with the certificate that this process, its peers and Spark tasks present to daemons; empty = "
-            "none, or tls_cert if tls_client_ca is set"
+            "PEM file with the certificate that clients, peers and Spark tasks present to daemons; empty = none, "
+            "or tls_cert if tls_client_ca is set"
         ),
     )
     tls_client_key: str = Field("", description="PEM file with its private key, without a password")

@@ -39,10 +39,7 @@ class TableSettings(Section):
     )
     append_only: bool = Field(
         False,
-        description=(
-            "create the table without a key: every row is kept, duplicates too; rows cannot be looked "
-            "up or deleted by key"
-        ),
+        description=("create the table without a key: every row is kept, duplicates too; no lookup or delete by key"),
     )
     columns: dict[str, ColumnType] = Field({}, description="column names and types, in order; used to create the table")
     indexes: dict[str, Index] = Field(
@@ -66,8 +63,8 @@ class TableSettings(Section):
     on_duplicate: Literal["last", "first", "fail"] = Field(
         "last",
         description=(
-            "which of several rows with the same key in one put counts: the last, the first, or none "
-            "(fail refuses the put); fixed when the table is created"
+            "which of several rows with the same key in one put counts: the last, the first, or none (fail "
+            "refuses the put); fixed when the table is created"
         ),
     )
     version: str = Field(
@@ -120,8 +117,8 @@ class WalSettings(Section):
     format: Literal["lance", "arrow"] = Field(
         "lance",
         description=(
-            "format of WAL entries, fixed when the table is created: lance, or arrow, which Lance's "
-            "own writers also read and write"
+            "format of WAL entries, fixed when the table is created: lance, or arrow, which Lance's own writers "
+            "read and write too"
         ),
     )
     entry_size_max: Size = Field(
@@ -214,8 +211,8 @@ class FlushSettings(Section):
     indexes: bool = Field(
         True,
         description=(
-            "build the table's indexes inside SSTs, for Lance's own readers; memwal does not need them. SSTs of fewer "
-            "than 10,000 rows have only vector indexes"
+            "build the table's indexes inside SSTs, for Lance's own readers; SSTs of fewer than 10,000 rows have "
+            "only vector indexes"
         ),
     )
     storage_version: Literal["base", "2.0", "2.1", "2.2"] = Field(
@@ -250,8 +247,8 @@ class CommitSettings(Section):
     interval: Duration = Field(
         30.0,
         description=(
-            "longest time until a durable row is in the base table; memtables are flushed for it; 0 = "
-            "commit only on demand and at the end of `run --once`"
+            "longest time until a durable row is in the base table; memtables are flushed for it; 0 = commit only "
+            "on demand and at the end of `run --once`"
         ),
     )
     ssts_max: int = Field(8, ge=1, description="commit earlier when a region has this many uncommitted SSTs")
@@ -320,15 +317,15 @@ class GcSettings(Section):
     orphan_age_min: OrphanAge = Field(
         604_800.0,
         description=(
-            "minimum age before a file that no version of the base table refers to is deleted; must "
-            "exceed the duration of any commit or index build"
+            "minimum age before a file that no version of the base table refers to is deleted; longer than any "
+            "commit or index build"
         ),
     )
     versions_age_min: Duration = Field(
         3600.0,
         description=(
-            "keep every version of the base table that was the newest within this time; older ones are thinned out. "
-            "Must exceed the duration of any read; 0 = never delete a version"
+            "keep every version of the base table that was the newest within this time; older ones are thinned "
+            "out. Must exceed the duration of any read; 0 = never delete a version"
         ),
     )
     versions_hourly: Duration = Field(
