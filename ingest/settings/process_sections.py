@@ -219,8 +219,8 @@ class DaemonSettings(Section):
     token: Secret = Field(
         SecretStr(""),
         description=(
-            "admin token, as env:NAME or file:PATH: this process sends it, and a daemon lets its callers do "
-            "everything; empty = no authentication"
+            "token, as env:NAME or file:PATH: what this process sends, and what a daemon accepts as that of an "
+            "admin, who may do everything; empty = no authentication"
         ),
     )
     write_token: Secret = Field(

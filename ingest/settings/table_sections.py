@@ -282,8 +282,8 @@ class CommitSettings(Section):
         1 << 30,
         gt=0,
         description=(
-            "most bytes of fragments that one compaction reads, and of a file that it writes; larger fragments "
-            "are compacted only to remove deleted rows, one at a time"
+            "most bytes of fragments that one compaction reads, and of a file that it writes; fragments of this "
+            "size or more are compacted only to remove deleted rows, one at a time"
         ),
     )
     compact_deleted_percent: int = Field(
@@ -317,7 +317,7 @@ class GcSettings(Section):
     orphan_age_min: OrphanAge = Field(
         604_800.0,
         description=(
-            "minimum age before a file that no version of the base table refers to is deleted; longer than any "
+            "minimum age before a file that no version of the base table refers to is deleted; must exceed any "
             "commit or index build"
         ),
     )
