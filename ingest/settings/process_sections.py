@@ -17,8 +17,10 @@ class SourceSettings(Section):
     format: str = Field("parquet", min_length=1, description="kafka, or the name of any other Spark streaming source")
     path: str = Field(
         "",
-        description="directory that a file source watches; write a file under a name that begins with . or _, then "
-        "rename it: Spark reads a file once, as it is when it is first seen",
+        description=(
+            "directory that a file source watches; Spark reads a file once, so write it under a name that begins "
+            "with . or _, then rename it"
+        ),
     )
     feed: str = Field(
         "",
@@ -45,9 +47,8 @@ class SourceSettings(Section):
     schema_drift: Literal["ignore", "fail", "add"] = Field(
         "ignore",
         description=(
-            "what to do with fields that the table has no column for (JSON, Avro from Kafka, Parquet, "
-            "ORC): ignore them, fail the run, or add nullable columns; fail and add inspect every "
-            "micro-batch before it is written"
+            "what to do with new fields (JSON, Avro from Kafka, Parquet, ORC): ignore them, fail the run, or add "
+            "nullable columns; fail and add inspect every micro-batch before it is written"
         ),
     )
     order_by: list[str] = Field(
@@ -93,8 +94,8 @@ class SourceSettings(Section):
     columns: dict[str, str | dict[str, Any]] = Field(
         {},
         description=(
-            "Kafka: column = the field or SQL expression it is read from, see ingest/source; a column "
-            "that is not listed is read from the field with its name"
+            "Kafka: column = the field or SQL expression it is read from, see ingest/source; other columns are "
+            "read from the field with their name"
         ),
     )
     fields: dict[str, ColumnType] = Field(
@@ -118,8 +119,9 @@ class SinkSettings(Section):
     missing: Literal["", "null", "keep"] = Field(
         "",
         description=(
-            "what happens to columns of the table that the rows lack: set to null, or keep their stored values; the "
-            "source then has the columns in `table.columns`. Empty = refuse the run, or keep if table.upsert is merge"
+            "what happens to columns of the table that the rows lack: null, or keep their stored values; the "
+            "source then has the columns in `table.columns`. Empty = refuse the run, or keep if table.upsert is "
+            "merge"
         ),
     )
     in_flight_max: Size = Field(64 << 20, gt=0, description="most bytes that one task sends before they are acked")
@@ -150,9 +152,8 @@ class DaemonSettings(Section):
     endpoints: list[str] = Field(
         [],
         description=(
-            "addresses of all daemons of the table, as grpc://host:port or grpc+tls://host:port; each "
-            "serves a share of the regions; empty = `serve` serves all regions, `run` starts a child "
-            "process"
+            "addresses of all daemons of the table, as grpc://host:port or grpc+tls://host:port; empty = `serve` "
+            "serves all regions, `run` starts a child process"
         ),
     )
     advertise: str = Field(
@@ -173,16 +174,16 @@ class DaemonSettings(Section):
     claim_again: Duration = Field(
         10.0,
         description=(
-            "how long a fenced daemon without peers waits before it claims its regions again; it does "
-            "so only if the other writer has ended, and exits with code 1 otherwise; 0 = exit at once"
+            "how long a fenced daemon without peers waits before it claims its regions again, if the other writer "
+            "has ended; otherwise it exits with code 1; 0 = exit at once"
         ),
     )
     read_ahead: Duration = Field(
         2.0,
         description=(
-            "how often one of several daemons reads what is new in the logs of the regions that it would "
-            "take over, which makes a take-over shorter; about three requests per region each time, and "
-            "one or two for each new entry; 0 = read them only when they are taken over"
+            "how often one of several daemons reads new entries of the regions that it would take over, which "
+            "makes a take-over shorter, at about three requests per region and one or two per new entry; 0 = only "
+            "when they are taken over"
         ),
     )
     calls_max: int = Field(
@@ -195,15 +196,15 @@ class DaemonSettings(Section):
         4 << 30,
         gt=0,
         description=(
-            "most bytes of one put, or of a region's rows in a micro-batch, that a daemon takes, counted as columns of "
-            "the table: nulls and columns that the put lacks count too"
+            "most bytes of one put, or of a region's rows in a micro-batch, counted as columns of the table with "
+            "nulls and missing columns"
         ),
     )
     query_timeout: Duration = Field(
         3600.0,
         description=(
-            "longest time that a daemon works for one read, without the time in which the caller takes no rows; it "
-            "ends at the next batch; 0 = no limit"
+            "longest time that a daemon works for one read, without the time in which the caller takes no rows; 0 "
+            "= no limit"
         ),
     )
     query_memory: Size = Field(
@@ -218,7 +219,7 @@ class DaemonSettings(Section):
     token: Secret = Field(
         SecretStr(""),
         description=(
-            "bearer token, as env:NAME or file:PATH: what this process sends, and what a daemon takes as that of an "
+            "token, as env:NAME or file:PATH: what this process sends, and what a daemon accepts as that of an "
             "admin, who may do everything; empty = no authentication"
         ),
     )
@@ -240,15 +241,15 @@ class DaemonSettings(Section):
     tls_client_ca: str = Field(
         "",
         description=(
-            "PEM file with the CAs that sign clients' certificates (mutual TLS): whoever connects must present one, "
-            "other daemons too; empty = no client certificates"
+            "PEM file with the CAs that sign clients' certificates (mutual TLS), also those of other daemons; "
+            "empty = no client certificates"
         ),
     )
     tls_client_cert: str = Field(
         "",
         description=(
-            "PEM file with the certificate that this process, its peers and Spark tasks present to daemons; empty = "
-            "none, or tls_cert if tls_client_ca is set"
+            "PEM file with the certificate that clients, peers and Spark tasks present to daemons; empty = none, "
+            "or tls_cert if tls_client_ca is set"
         ),
     )
     tls_client_key: str = Field("", description="PEM file with its private key, without a password")

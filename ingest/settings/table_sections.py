@@ -39,10 +39,7 @@ class TableSettings(Section):
     )
     append_only: bool = Field(
         False,
-        description=(
-            "create the table without a key: every row is kept, duplicates too; rows cannot be looked "
-            "up or deleted by key"
-        ),
+        description=("create the table without a key: every row is kept, duplicates too; no lookup or delete by key"),
     )
     columns: dict[str, ColumnType] = Field({}, description="column names and types, in order; used to create the table")
     indexes: dict[str, Index] = Field(
@@ -66,8 +63,8 @@ class TableSettings(Section):
     on_duplicate: Literal["last", "first", "fail"] = Field(
         "last",
         description=(
-            "which of several rows with the same key in one put counts: the last, the first, or none "
-            "(fail refuses the put); fixed when the table is created"
+            "which of several rows with the same key in one put counts: the last, the first, or none (fail "
+            "refuses the put); fixed when the table is created"
         ),
     )
     version: str = Field(
@@ -80,9 +77,9 @@ class TableSettings(Section):
     ttl: Lifetime = Field(
         "",
         description=(
-            "age at which a row expires, such as 30d: no read returns it any more, and commits delete it from the base "
-            "table a minute later. Kept in the table: a new value changes it for all processes, off (or 0) removes it, "
-            "empty = leave it as it is"
+            "age at which a row expires, such as 30d: no read returns it, and commits delete it from the base "
+            "table a minute later. Kept in the table: a new value changes it for all processes, off (or 0) "
+            "removes it, empty = leave it as it is"
         ),
     )
     ttl_column: str = Field(
@@ -120,8 +117,8 @@ class WalSettings(Section):
     format: Literal["lance", "arrow"] = Field(
         "lance",
         description=(
-            "format of WAL entries, fixed when the table is created: lance, or arrow, which Lance's "
-            "own writers also read and write"
+            "format of WAL entries, fixed when the table is created: lance, or arrow, which Lance's own writers "
+            "read and write too"
         ),
     )
     entry_size_max: Size = Field(
@@ -134,16 +131,16 @@ class WalSettings(Section):
         0.0,
         le=60,
         description=(
-            "least time between two WAL entries of durable puts into a region; those that come in between wait, and "
-            "share the next entry: fewer requests to object storage, later acks; give a put no shorter timeout. 0 = a "
-            "put is written at once"
+            "least time between two WAL entries of durable puts into a region; puts in between share the next "
+            "entry: fewer requests to object storage, later acks; a put's timeout must be longer. 0 = a put is "
+            "written at once"
         ),
     )
     put_timeout: Duration = Field(
         10.0,
         gt=0,
         description=(
-            "time limit of one attempt to write an entry, plus 1 s per MiB; also how long a put waits while "
+            "time limit of one attempt to write an entry, plus 1 s per MiB; also of a put while "
             "memtable.unflushed_max or commit.pending_max blocks it"
         ),
     )
@@ -155,9 +152,8 @@ class WalSettings(Section):
         0.2,
         le=60,
         description=(
-            "how long an owner answers reads without asking storage again whether it still owns the "
-            "region; after a crash the next owner waits this long before its first write; 0 = ask at "
-            "every read, as tables with format `arrow` do"
+            "how long an owner answers reads before it proves its ownership again; after a crash the next owner "
+            "waits this long before its first write; 0 = prove it at every read, as tables with format `arrow` do"
         ),
     )
 
@@ -208,15 +204,15 @@ class FlushSettings(Section):
         1 << 30,
         gt=0,
         description=(
-            "memory for uncommitted SSTs, their rows and indexes, so that reads need not load them: those flushed "
-            "here are kept, others are loaded at the first read; the least recently used go first"
+            "memory for uncommitted SSTs, their rows and indexes: those flushed here are kept, others are loaded "
+            "at the first read; the least recently used go first"
         ),
     )
     indexes: bool = Field(
         True,
         description=(
-            "build the table's indexes inside SSTs, for Lance's own readers; memwal does not need them. SSTs of fewer "
-            "than 10,000 rows have only vector indexes"
+            "build the table's indexes inside SSTs, for Lance's own readers; SSTs of fewer than 10,000 rows have "
+            "only vector indexes"
         ),
     )
     storage_version: Literal["base", "2.0", "2.1", "2.2"] = Field(
@@ -251,8 +247,8 @@ class CommitSettings(Section):
     interval: Duration = Field(
         30.0,
         description=(
-            "longest time until a durable row is in the base table; memtables are flushed for it; 0 = "
-            "commit only on demand and at the end of `run --once`"
+            "longest time until a durable row is in the base table; memtables are flushed for it; 0 = commit only "
+            "on demand and at the end of `run --once`"
         ),
     )
     ssts_max: int = Field(8, ge=1, description="commit earlier when a region has this many uncommitted SSTs")
@@ -286,8 +282,8 @@ class CommitSettings(Section):
         1 << 30,
         gt=0,
         description=(
-            "most bytes of fragments that one compaction reads, and most bytes of a file that it writes; fragments of "
-            "this size or more are compacted only to remove deleted rows, one at a time"
+            "most bytes of fragments that one compaction reads, and of a file that it writes; fragments of this "
+            "size or more are compacted only to remove deleted rows, one at a time"
         ),
     )
     compact_deleted_percent: int = Field(
@@ -321,15 +317,15 @@ class GcSettings(Section):
     orphan_age_min: OrphanAge = Field(
         604_800.0,
         description=(
-            "minimum age before a file that no version of the base table refers to is deleted; must "
-            "exceed the duration of any commit or index build"
+            "minimum age before a file that no version of the base table refers to is deleted; must exceed any "
+            "commit or index build"
         ),
     )
     versions_age_min: Duration = Field(
         3600.0,
         description=(
-            "keep every version of the base table that was the newest within this time; older ones are thinned out. "
-            "Must exceed the duration of any read; 0 = never delete a version"
+            "keep every version of the base table that was the newest within this time; older ones are thinned "
+            "out. Must exceed the duration of any read; 0 = never delete a version"
         ),
     )
     versions_hourly: Duration = Field(
