@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import psutil
@@ -58,6 +58,26 @@ SCHEMA = pa.schema(
 INDEXES = {"vector": "ivf_pq", "body": "fts", "price": "btree"}
 
 
+_Extent = TypeVar("_Extent")
+_RUN = {"long": False}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--long`, which `make test-all` passes."""
+    parser.addoption("--long", action="store_true", help="long searches (tests.conftest.extent), and tests marked long")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Read `--long`, and register the marker `long`. pytest calls this before it imports test modules."""
+    config.addinivalue_line("markers", "long: runs with --long only, since a shorter test covers the same behaviour")
+    _RUN["long"] = config.getoption("long")
+
+
+def extent(short: _Extent, long: _Extent) -> _Extent:
+    """Return `short`, or `long` if pytest runs with `--long`: the number of seeds, cuts or examples of a search."""
+    return long if _RUN["long"] else short
+
+
 LONGEST_FIRST = (
     "integration/test_failure_matrix.py",
     "integration/test_cluster_simulation.py",
@@ -83,8 +103,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it to
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest files first; the others, and the tests of a file, keep their order."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put the longest files first; the others, and the tests of a file, keep their order. Deselect tests marked `long`
+    without `--long`."""
+    if not extent(False, True):
+        deselected = [item for item in items if item.get_closest_marker("long")]
+        items[:] = [item for item in items if item not in deselected]
+        config.hook.pytest_deselected(items=deselected)
     ranks = {str(ROOT / "tests" / name): rank for rank, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: ranks.get(str(item.path), len(ranks)))
 
