@@ -16,7 +16,7 @@ from tests.simulation.oracle import Wrong
 from tests.simulation.world import simulate
 from tests.simulation_fixtures import expect_found
 
-SEEDS = extent(50, 200)
+SEEDS = extent(40, 200)
 """`make simulate` runs thousands of seeds."""
 
 

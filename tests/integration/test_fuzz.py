@@ -11,12 +11,13 @@ import pyarrow as pa
 import pytest
 
 from memwal.ingest.service.rpc.wire import StreamSum, pack
+from tests.conftest import extent
 from tests.fuzz.planted import PLANTED
 from tests.fuzz.requests import Flight, request
 from tests.fuzz.scene import MEMORY, WIDTH, Scene
 from tests.fuzz.search import Report, judged, scene, search
 
-SEED, SECONDS = 1, 20.0
+SEED, REQUESTS, SECONDS = 1, extent(150, 5000), extent(60.0, 300.0)
 SECONDS_OF_A_FAULT = 120.0
 AIMED = {
     "counts-not-bounded": "hostile fields",
@@ -118,7 +119,7 @@ def test_a_field_of_another_form_is_refused_as_such(attacked: Scene, fields: dic
 
 def test_hostile_requests_end_no_daemon(attacked: Scene) -> None:
     attacked.start()
-    report = search(attacked, SEED, itertools.count(), SECONDS)
+    report = search(attacked, SEED, iter(range(REQUESTS)), SECONDS)
     assert not report.findings, "\n".join(map(str, report.findings))
     assert report.sent > 100
     assert {"rows", "INVALID", "message"} <= set(report.answers), "some requests are valid, some rows are written"

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from memwal.ingest.errors import Unavailable
-from tests.conftest import ROOT
+from tests.conftest import ROOT, extent
 from tests.histories import simulated
 from tests.histories.judge import Judgement, NotLinearizable, expect_linearizable, judge
 from tests.histories.record import Operation, Recorder
@@ -518,7 +518,9 @@ def test_the_rules_for_unknown_operations_change_no_verdict(tmp_path: Path) -> N
 # ---- the simulation --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("kind", "seeds"), [("log", 3), ("leases", 5), ("cluster", 5)])
+@pytest.mark.parametrize(
+    ("kind", "seeds"), [("log", extent(3, 30)), ("leases", extent(5, 50)), ("cluster", extent(5, 50))]
+)
 def test_what_clients_see_in_the_simulation_is_linearizable(kind: str, seeds: int, tmp_path: Path) -> None:
     judged, failed = simulated.judged(range(1, seeds + 1), kind, tmp_path)
     print(judged)
