@@ -80,14 +80,14 @@ def extent(short: _Extent, long: _Extent) -> _Extent:
 
 LONGEST_FIRST = (
     "integration/test_failure_matrix.py",
-    "integration/test_cluster_simulation.py",
-    "integration/test_simulation.py",
+    "integration/test_model.py",
+    "integration/test_kafka.py",
     "integration/test_on_spark_standalone.py",
     "e2e/test_kill.py",
     "e2e/test_chaos.py",
-    "integration/test_reads_beside_maintenance.py",
+    "integration/test_cluster_simulation.py",
 )
-"""Files that take a minute or more. They run first, so that no process starts one of them when the others are idle."""
+"""Files that take a minute or more, `test_model` only where TLC runs. They run first, so that no process starts one of them when the others are idle."""
 
 
 # The same examples in every run, without a deadline; `--hypothesis-profile=heavy` runs other and more examples of the
