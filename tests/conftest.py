@@ -87,7 +87,8 @@ LONGEST_FIRST = (
     "e2e/test_chaos.py",
     "integration/test_cluster_simulation.py",
 )
-"""Files that take a minute or more, `test_model` only where TLC runs. They run first, so that no process starts one of them when the others are idle."""
+"""Files that take a minute or more, `test_model` only where TLC runs. They run first, so that no process starts one of
+them when the others are idle."""
 
 
 # The same examples in every run, without a deadline; `--hypothesis-profile=heavy` runs other and more examples of the
