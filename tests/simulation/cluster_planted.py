@@ -270,7 +270,7 @@ FOUND_BY = {
     "acks_a_put_when_one_owner_has": 6,
 }
 """As `planted.FOUND_BY`."""
-SEEDS_TO_FIND = 100
+SEEDS_TO_FIND = 150
 
 
 def found_in_clusters_by(name: str, first: int | None = None) -> tuple[int, str] | None:
