@@ -15,12 +15,12 @@ import pytest
 
 import memwal
 from memwal import flush
-from tests.conftest import Made, extent
+from tests.conftest import Made
 from tests.soak.bars import PROCESSES, value
 from tests.soak.samples import of_process
 from tests.soak.trends import Verdict, judge
 
-BATCHES, SAMPLES = extent(900, 5400), 8
+BATCHES, SAMPLES = 1800, 8
 DESCRIPTORS, THREADS, FILES = 40, 40, 400
 """Allowed fluctuations: files that are read at that moment or wait for collection, and Lance's threads for blocking
 calls.
