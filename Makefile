@@ -59,7 +59,8 @@ test: java browser strace $(STAMP) ## every test, in JOBS processes: one for eac
 	@$(BIN)/python -m pytest --numprocesses $(or $(JOBS),auto) --maxprocesses 4 --max-worker-restart 0 \
 		--dist loadfile --no-loadscope-reorder $(ARGS)
 
-test-all: test ## every test, then ten minutes of the soak
+test-all: ## every test with its long searches, then ten minutes of the soak
+	@$(MAKE) --no-print-directory test ARGS='--long $(ARGS)'
 	@$(MAKE) --no-print-directory soak MINUTES=10 ARGS=
 
 MINUTES ?= 60

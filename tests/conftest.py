@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import psutil
@@ -58,16 +58,37 @@ SCHEMA = pa.schema(
 INDEXES = {"vector": "ivf_pq", "body": "fts", "price": "btree"}
 
 
+_Extent = TypeVar("_Extent")
+_RUN = {"long": False}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--long`, which `make test-all` passes."""
+    parser.addoption("--long", action="store_true", help="long searches (tests.conftest.extent), and tests marked long")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Read `--long`, and register the marker `long`. pytest calls this before it imports test modules."""
+    config.addinivalue_line("markers", "long: runs with --long only, since a shorter test covers the same behaviour")
+    _RUN["long"] = config.getoption("long")
+
+
+def extent(short: _Extent, long: _Extent) -> _Extent:
+    """Return `short`, or `long` if pytest runs with `--long`: the number of seeds, cuts or examples of a search."""
+    return long if _RUN["long"] else short
+
+
 LONGEST_FIRST = (
     "integration/test_failure_matrix.py",
-    "integration/test_cluster_simulation.py",
-    "integration/test_simulation.py",
+    "integration/test_model.py",
+    "integration/test_kafka.py",
     "integration/test_on_spark_standalone.py",
     "e2e/test_kill.py",
     "e2e/test_chaos.py",
-    "integration/test_reads_beside_maintenance.py",
+    "integration/test_cluster_simulation.py",
 )
-"""Files that take a minute or more. They run first, so that no process starts one of them when the others are idle."""
+"""Files that take a minute or more, `test_model` only where TLC runs. They run first, so that no process starts one of
+them when the others are idle."""
 
 
 # The same examples in every run, without a deadline; `--hypothesis-profile=heavy` runs other and more examples of the
@@ -83,8 +104,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it to
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest files first; the others, and the tests of a file, keep their order."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put the longest files first; the others, and the tests of a file, keep their order. Deselect tests marked `long`
+    without `--long`."""
+    if not extent(False, True):
+        deselected = [item for item in items if item.get_closest_marker("long")]
+        items[:] = [item for item in items if item not in deselected]
+        config.hook.pytest_deselected(items=deselected)
     ranks = {str(ROOT / "tests" / name): rank for rank, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: ranks.get(str(item.path), len(ranks)))
 

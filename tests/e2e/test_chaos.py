@@ -41,6 +41,7 @@ def test_every_flight_is_there_as_it_was_told_last_whoever_was_killed(scene: Cal
     assert judged.operations > 100
 
 
+@pytest.mark.long
 def test_every_event_is_there_once_in_a_table_without_a_key(scene: Callable[..., Scene]) -> None:
     events = scene(append=True, master="local[2]")
     events.produce()
@@ -49,6 +50,7 @@ def test_every_event_is_there_once_in_a_table_without_a_key(scene: Callable[...,
     assert events.check() == 3000
 
 
+@pytest.mark.long
 def test_the_same_with_the_table_on_s3_while_one_request_in_thirty_fails(
     scene: Callable[..., Scene], tmp_path: Path
 ) -> None:

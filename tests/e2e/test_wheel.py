@@ -179,6 +179,7 @@ def newest_python() -> str:
     return sys.executable
 
 
+@pytest.mark.long
 def test_the_library_installs_and_runs_on_the_newest_python_of_the_machine(wheel: Path, tmp_path: Path) -> None:
     """The environment has its own copies of all libraries, as after `pip install memwal`."""
     subprocess.run([newest_python(), "-m", "venv", tmp_path / "venv"], check=True, timeout=120)

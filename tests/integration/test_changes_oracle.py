@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.change_world import ChangeWorld
+from tests.conftest import extent
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(extent(3, 30)))
 def test_every_change_of_every_key_once_and_in_order(uri: str, seed: int) -> None:
     world = ChangeWorld(uri, seed)
     try:

@@ -22,7 +22,7 @@ import pytest
 from memwal.ingest.engine.read import scalar_index
 from memwal.memtable import InvalidRows
 from memwal.memtable.filter import allowed, translation
-from tests.conftest import environment
+from tests.conftest import environment, extent
 from tests.support.snapshots import snapshot
 
 RUNNER = Path(__file__).parents[1] / "scripts" / "filter_runner.py"
@@ -190,7 +190,7 @@ def every_index(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("memwal.memtable.snapshot.SCANNED", 0)
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(extent(1, 10)))
 def test_every_level_finds_the_same_rows(seed: int, tmp_path: Path) -> None:
     differ, taken = differences(seed, 400, tmp_path)
     assert differ == []
@@ -297,7 +297,7 @@ def run(filters: list[str], planted: str = "", seconds: int = 120) -> subprocess
     )
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(extent(1, 10)))
 def test_what_is_allowed_ends_no_process_and_is_parsed_at_once(seed: int) -> None:
     ran = run(filters_of(seed, 1_500))
     assert ran.returncode == 0, (ran.stdout[-500:], ran.stderr[-2000:])

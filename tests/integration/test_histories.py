@@ -16,11 +16,12 @@ from typing import Any
 import pytest
 
 from memwal.ingest.errors import Unavailable
-from tests.conftest import ROOT
+from tests.conftest import ROOT, extent
 from tests.histories import simulated
 from tests.histories.judge import Judgement, NotLinearizable, expect_linearizable, judge
 from tests.histories.record import Operation, Recorder
 from tests.simulation.planted import OF_LEASES
+from tests.simulation_fixtures import expect_found
 
 KEY, OTHER = 1, 2
 
@@ -518,7 +519,9 @@ def test_the_rules_for_unknown_operations_change_no_verdict(tmp_path: Path) -> N
 # ---- the simulation --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("kind", "seeds"), [("log", 3), ("leases", 5), ("cluster", 5)])
+@pytest.mark.parametrize(
+    ("kind", "seeds"), [("log", extent(3, 30)), ("leases", extent(5, 50)), ("cluster", extent(5, 50))]
+)
 def test_what_clients_see_in_the_simulation_is_linearizable(kind: str, seeds: int, tmp_path: Path) -> None:
     judged, failed = simulated.judged(range(1, seeds + 1), kind, tmp_path)
     print(judged)
@@ -533,20 +536,24 @@ def test_what_clients_see_in_the_simulation_is_linearizable(kind: str, seeds: in
 @pytest.mark.parametrize("fault", OF_LEASES)
 def test_a_planted_stale_read_is_found_without_the_oracle(fault: str, tmp_path: Path) -> None:
     """The fault concerns deposed owners, and is found from the clients' view alone."""
-    stored = FOUND_BY[fault]
-    for seed in (stored, *range(1, 80)):
-        path = tmp_path / f"{seed}.jsonl"
-        with OF_LEASES[fault]():
-            simulated.record(seed, "leases", path, blind=True)
-        if wrong := judge([path]).wrong:
-            break
-    assert {part.verdict for part in wrong} == {"Illegal"}
-    assert "at latest" in wrong[0].why
+
+    def search(fault: str, first: int) -> tuple[int, str] | None:
+        for seed in dict.fromkeys((first, *range(1, 80))):
+            path = tmp_path / f"{seed}.jsonl"
+            with OF_LEASES[fault]():
+                simulated.record(seed, "leases", path, blind=True)
+            if wrong := judge([path]).wrong:
+                assert {part.verdict for part in wrong} == {"Illegal"}
+                assert "at latest" in wrong[0].why
+                return seed, wrong[0].why
+        return None
+
+    expect_found(fault, search, FOUND_BY)
 
 
 FOUND_BY = {
-    "reads_without_a_lease": 5,
-    "writes_before_others_stop_reading": 4,
-    "takes_any_owner_for_the_one_that_ended": 36,
+    "reads_without_a_lease": 11,
+    "writes_before_others_stop_reading": 5,
+    "takes_any_owner_for_the_one_that_ended": 35,
 }
-"""Seeds that have found a fault."""
+"""As `tests.simulation.planted.FOUND_BY`, without the oracle."""

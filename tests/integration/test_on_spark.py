@@ -79,6 +79,7 @@ def executors(process: Any) -> Iterator[psutil.Process]:
                 yield each
 
 
+@pytest.mark.long
 def test_an_executor_that_is_killed_costs_no_acked_row_and_sigterm_drains_all_daemons(
     config: Callable[..., Path], start: Callable[..., Running], uri: str, wait_until: Callable[..., Any]
 ) -> None:
@@ -111,6 +112,7 @@ def test_an_executor_that_is_killed_costs_no_acked_row_and_sigterm_drains_all_da
         )
 
 
+@pytest.mark.long
 def test_a_stream_goes_on_when_the_daemons_beside_it_are_started_anew(
     config: Callable[..., Path],
     start: Callable[..., Running],

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import extent
 from tests.power_cuts.again import first_cuts, recorded_again
 from tests.power_cuts.check import Lost, check
 from tests.power_cuts.cuts import Cut, State, gone_back, sample, state_of
@@ -20,7 +21,7 @@ from tests.power_cuts.searches import unlike_searches
 from tests.power_cuts.workloads import open_table, row, vector
 
 SEED = 1
-CUTS, CUTS_OF_A_FAULT = 40, 40
+CUTS, CUTS_OF_A_FAULT = extent(20, 400), 40
 
 
 # ---- the model -------------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ import memwal
 from memwal import wal
 from memwal.ingest.engine.table.garbage import Ages
 from tests.clean import assert_clean, assert_collected
+from tests.conftest import extent
 
 Model = dict[int, str]
 COMMIT_ON_DEMAND = {"commit": {"interval": "0s"}}
@@ -103,7 +104,7 @@ def follow(running: Any, promises: Promises, rng: random.Random | None, whole: b
 
 @pytest.mark.parametrize("regions", [1, 2])
 def test_no_acknowledged_row_is_missing_after_any_crash(regions: int, uri: str, script: Callable[..., Any]) -> None:
-    seed, lives = 20 + regions, 12
+    seed, lives = 20 + regions, extent(6, 60)
     rng = random.Random(seed)
     promises = Promises()
     opened = 0
@@ -148,7 +149,7 @@ def test_every_change_on_storage_may_be_the_last(uri: str, script: Callable[...,
 def test_a_put_of_several_entries_is_all_or_nothing(tmp_path: Any, script: Callable[..., Any]) -> None:
     """60 rows need several entries of 2 KiB: wherever the writer dies, the table has all 60 rows or none."""
     outcomes = set()
-    for kill_at in range(8, 17):
+    for kill_at in range(8, 17, extent(2, 1)):
         uri = str(tmp_path / f"{kill_at}.lance")
         running = script("writer.py", uri, 1, SEED, 0, 1, kill_at, "after")
         acked = False

@@ -236,8 +236,13 @@ LEAVES: dict[str, Callable[[RowStream], object]] = {
 }
 
 
-@pytest.mark.parametrize("leave", [*LEAVES, "dropped"])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("way", "leave"),
+    [
+        *(("embedded", leave) for leave in (*LEAVES, "dropped")),
+        *((way, leave) for way in WAYS if way != "embedded" for leave in ("close", "dropped")),
+    ],
+)
 def test_an_abandoned_result_lets_its_moment_go_within_a_second(
     ways: Ways, way: str, leave: str, held: list[weakref.ref[Any]]
 ) -> None:

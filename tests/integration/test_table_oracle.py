@@ -26,6 +26,7 @@ from hypothesis.stateful import (
 )
 
 import memwal
+from tests.conftest import extent
 
 WORDS = ("harbor", "copper", "violet", "meadow")
 SCHEMA = pa.schema(
@@ -220,7 +221,7 @@ def test_a_table_is_a_dict(machine: type[RuleBasedStateMachine]) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=12,
+            max_examples=extent(6, 60),
             stateful_step_count=30,
             deadline=None,
             derandomize=True,

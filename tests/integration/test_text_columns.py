@@ -21,6 +21,7 @@ from memwal.ingest.engine.read.base import BaseReads
 from memwal.memtable import IndexSpec, MemTable, row_schema, with_tombstone
 from memwal.memtable.text.columns import ColumnsQuery
 from memwal.memtable.text.query import TextParser
+from tests.conftest import extent
 
 COLUMNS = ("title", "body")
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("title", pa.string()), ("body", pa.string())])
@@ -118,7 +119,9 @@ def queries(parts: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
 
 
 AGREE = settings(
-    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=extent(40, 400),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
 

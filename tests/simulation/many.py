@@ -39,15 +39,17 @@ class Result:
 
 
 def results(start: int, seeds: int, workers: int, *, kind: str, judged: bool = False) -> Iterator[Result]:
-    """Yield the results of seeds, in order. `kind`: of world, see `KINDS`.
+    """Yield the results of seeds, in order. `kind`: of world, see `KINDS`. `workers`: processes; 1 is this process.
 
     `judged`: Porcupine judges each history too, for kinds that record one; see `tests.histories.simulated`.
     """
+    run, numbers = partial(_judged if judged else _result, kind), range(start, start + seeds)
+    if workers == 1:
+        yield from map(run, numbers)
+        return
     # Spawned: a forked child would not have pylance's threads.
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        yield from pool.map(
-            partial(_judged if judged else _result, kind), range(start, start + seeds), chunksize=_CHUNK
-        )
+        yield from pool.map(run, numbers, chunksize=_CHUNK)
 
 
 def _result(kind: str, seed: int) -> Result:

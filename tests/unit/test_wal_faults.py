@@ -40,6 +40,7 @@ from memwal.wal import (
     open_store,
 )
 from memwal.wal.layout import entry_key, parse_entry_key, wal_prefix
+from tests.conftest import extent
 from tests.failure_matrix import (
     CODES,
     CREATES,
@@ -97,7 +98,7 @@ def stores(request: pytest.FixtureRequest, tmp_path: Path) -> Stores:
     if request.param == "local":
         return Stores(lambda: LocalStore(tmp_path / str(next(numbers))))
     table = request.getfixturevalue("s3_table")
-    return Stores(lambda: open_store(f"{table.uri}/{next(numbers)}", table.storage_options), every=3)
+    return Stores(lambda: open_store(f"{table.uri}/{next(numbers)}", table.storage_options), every=extent(9, 3))
 
 
 def lived(inner: ObjectStore, fault: str, at: Call, *, lasting: bool = False) -> LogLife:
