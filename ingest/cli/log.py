@@ -8,7 +8,7 @@ from typing import Any
 from uuid import UUID
 
 import pyarrow as pa
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.filesize import decimal
 from rich.text import Text
 
@@ -17,9 +17,9 @@ from memwal.flush.base.state import versions
 from memwal.flush.commits.load_notes import noted_token
 from memwal.flush.history.actions import Action, Change, History, read_history
 from memwal.flush.history.diff import VersionDiff, diff_versions
+from memwal.ingest.cli.command import Call
 from memwal.ingest.cli.print import count, plain_table, ranges, span, write_json
 from memwal.ingest.errors import Invalid
-from memwal.ingest.settings.load import Settings
 from memwal.wal.retries import with_retried_reads
 
 _STYLES: Mapping[str, str] = {
@@ -43,35 +43,27 @@ _OF_ROWS = ("append", "insert", "update", "delete", "expire")
 _OF_INDEXES: Mapping[str, str] = {"index built": "build", "index extended": "extend", "index dropped": "drop"}
 
 
-def show_log(settings: Settings, environ: Mapping[str, str], console: Console, *, limit: int, as_json: bool) -> int:
+def show_log(call: Call, *, limit: int, as_json: bool) -> int:
     """Print the newest `limit` versions, newest first. Reads no row, claims nothing.
 
     Raises: NotALanceTable, NotInitialised; wal errors, Corrupt among them.
     """
-    base, store = _opened(settings, environ)
+    base, store = _opened(call)
     history = read_history(store, limit)
     names = {str(region): f"bucket-{bucket}" for bucket, region in enumerate(base.regions)} | _tokens(store, history)
     if as_json:
         write_json(_history_json(history, names))
     else:
-        console.print(render(base.uri, history, names, limit))
+        call.console.print(render(base.uri, history, names, limit))
     return 0
 
 
-def show_diff(
-    settings: Settings,
-    environ: Mapping[str, str],
-    console: Console,
-    *,
-    between: tuple[int, int],
-    keys: int,
-    as_json: bool,
-) -> int:
+def show_diff(call: Call, *, between: tuple[int, int], keys: int, as_json: bool) -> int:
     """Print the difference between two versions by key, with at most `keys` keys of each kind. Reads rows.
 
     Raises: Invalid if a version does not exist; NotALanceTable, NotInitialised; wal errors.
     """
-    base, store = _opened(settings, environ)
+    base, store = _opened(call)
     if not base.key:
         raise Invalid(
             f"--diff compares rows by key, and {base.uri} has no key; without --diff the command prints row counts"
@@ -84,7 +76,7 @@ def show_diff(
     if as_json:
         write_json(_diff_json(found, keys))
     else:
-        console.print(render_diff(base.uri, found, keys))
+        call.console.print(render_diff(base.uri, found, keys))
     return 0
 
 
@@ -95,8 +87,8 @@ def _tokens(store: wal.ObjectStore, history: History) -> dict[str, str]:
     return {load: token for load in loads if (token := noted_token(store, UUID(load))) is not None}
 
 
-def _opened(settings: Settings, environ: Mapping[str, str]) -> tuple[flush.BaseTable, wal.ObjectStore]:
-    uri, options = settings.table.uri, settings.storage_options(environ)
+def _opened(call: Call) -> tuple[flush.BaseTable, wal.ObjectStore]:
+    uri, options = call.uri, call.storage_options
     store = with_retried_reads(wal.open_store(uri, options), wal.SystemClock(), wal.WalOptions())
     return flush.BaseTable.open(uri, options), store
 

@@ -13,36 +13,36 @@ from rich.live import Live
 from rich.text import Text
 
 from memwal import wal
+from memwal.ingest.cli.command import Call
 from memwal.ingest.cli.open import open_for_reading
 from memwal.ingest.cli.print import plain_table, ranges, write_json
 from memwal.ingest.engine.table.pauses import text_of
 from memwal.ingest.service.client.remote import RemoteTable
 from memwal.ingest.service.ops import skew
-from memwal.ingest.settings.load import Settings
 from memwal.ingest.settings.values import format_duration
 
 REFRESH = 1.0
 """Seconds between two refreshes of `--watch`."""
 
 
-def show(settings: Settings, environ: Mapping[str, str], console: Console, *, as_json: bool, watch: bool) -> int:
+def show(call: Call, *, as_json: bool, watch: bool) -> int:
     """Print the status once, or with `watch` every second until interrupted.
 
     On a terminal, `watch` redraws in place; elsewhere, and as JSON, it prints every refresh (JSON: one line each).
     Raises: Invalid if the table does not exist.
     """
     if not watch:
-        _print(current(settings, environ), console, as_json=as_json)
+        _print(current(call), call.console, as_json=as_json)
         return 0
-    clock = wal.SystemClock()
+    console, clock = call.console, wal.SystemClock()
     if as_json or not console.is_terminal:
         while True:
-            _print(current(settings, environ), console, as_json=as_json, indent=None)
+            _print(current(call), console, as_json=as_json, indent=None)
             clock.sleep(REFRESH)
-    with Live(render(current(settings, environ)), console=console, auto_refresh=False) as live:
+    with Live(render(current(call)), console=console, auto_refresh=False) as live:
         while True:
             clock.sleep(REFRESH)
-            live.update(render(current(settings, environ)), refresh=True)
+            live.update(render(current(call)), refresh=True)
 
 
 def _print(status: Mapping[str, Any], console: Console, *, as_json: bool, indent: int | None = 2) -> None:
@@ -52,9 +52,9 @@ def _print(status: Mapping[str, Any], console: Console, *, as_json: bool, indent
         console.print(render(status))
 
 
-def current(settings: Settings, environ: Mapping[str, str]) -> dict[str, Any]:
+def current(call: Call) -> dict[str, Any]:
     """Return the status by `Table.status()`, or by `StoredTable.status()` if no daemon serves the table."""
-    table = open_for_reading(settings, environ)
+    table = open_for_reading(call)
     if isinstance(table, RemoteTable):
         with table:
             return table.status()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,13 +13,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from memwal.ingest.cli.command import Call, CommandConsole
 from memwal.ingest.cli.open import open_for_reading
-from memwal.ingest.cli.print import as_rich, count, in_parts, write_json
-from memwal.ingest.cli.quiet import CommandConsole
-from memwal.ingest.cli.values import shown_rows
+from memwal.ingest.cli.print import as_rich, count, in_parts, shown_rows, write_json
 from memwal.ingest.engine.api.changes import POSITION, REGION, ROW, Changes
 from memwal.ingest.errors import Invalid
-from memwal.ingest.settings.load import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,19 +31,19 @@ class Tail:
     follow: bool
 
 
-def tail(settings: Settings, environ: Mapping[str, str], asked: Tail, form: str, console: CommandConsole) -> int:
+def tail(call: Call, asked: Tail, form: str) -> int:
     """Print changes up to the end or the limit, with `follow` until interrupted. Then print the position to standard
     error.
 
     Raises: Invalid, also with the reason `changes_gone`.
     """
-    table = open_for_reading(settings, environ)
+    table = open_for_reading(call)
     since = _since(asked.since)
     changes = table.changes(since, images=asked.images, columns=asked.columns, follow=asked.follow)
-    printer = _Printer(changes, form, console, asked.limit)
+    printer = _Printer(changes, form, call.console, asked.limit)
     with suppress(KeyboardInterrupt):  # ends a tail that follows
         printer.run()
-    if not console.is_quiet:
+    if not call.console.is_quiet:
         again = f" and repeats {count(printer.repeated, 'row')}" if printer.repeated else ""
         print(f"--since '{json.dumps(printer.position)}' continues from here{again}", file=sys.stderr)
     return 0

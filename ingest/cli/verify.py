@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 
@@ -13,26 +13,24 @@ from memwal import wal
 from memwal.flush.verification.finding import Finding
 from memwal.flush.verification.runner import Progress as OnProgress
 from memwal.flush.verification.runner import Verified, verify_table
+from memwal.ingest.cli.command import Call, CommandConsole
 from memwal.ingest.cli.print import count, write_json
-from memwal.ingest.cli.quiet import CommandConsole
-from memwal.ingest.settings.load import Settings
 from memwal.wal.retries import with_retried_reads
 
 DAMAGED = 1
 """Exit code if there are findings."""
 
 
-def show(settings: Settings, environ: Mapping[str, str], console: CommandConsole, *, deep: bool, as_json: bool) -> int:
+def show(call: Call, *, deep: bool, as_json: bool) -> int:
     """Check the table, print one line per finding and a summary; return 0 if clean, else 1. Writes nothing.
 
     Raises: NotALanceTable, NotInitialised; errors of storage.
     """
-    uri, options = settings.table.uri, settings.storage_options(environ)
-    clock = wal.SystemClock()
-    store = with_retried_reads(wal.open_store(uri, options), clock, wal.WalOptions())
+    console, clock = call.console, wal.SystemClock()
+    store = with_retried_reads(wal.open_store(call.uri, call.storage_options), clock, wal.WalOptions())
     began = clock.monotonic()
     with _progress(console, wanted=not (as_json or console.is_quiet)) as told:
-        found = verify_table(store, uri, deep=deep, on_progress=told)
+        found = verify_table(store, call.uri, deep=deep, on_progress=told)
     if as_json:
         write_json({**asdict(found), "clean": not found.findings})
     else:
