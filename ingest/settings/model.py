@@ -13,22 +13,20 @@ import pyarrow as pa
 from pydantic import Field
 
 from memwal.ingest.secret_refs import resolve
-from memwal.ingest.settings.process_sections import (
+from memwal.ingest.settings.sections import (
+    CommitSettings,
     CostSettings,
     DaemonSettings,
     DlqSettings,
-    LogSettings,
-    SinkSettings,
-    SourceSettings,
-    TracingSettings,
-)
-from memwal.ingest.settings.table_sections import (
-    CommitSettings,
     FlushSettings,
     GcSettings,
+    LogSettings,
     MemtableSettings,
     RegionsSettings,
+    SinkSettings,
+    SourceSettings,
     TableSettings,
+    TracingSettings,
     WalSettings,
 )
 from memwal.ingest.settings.values import Index, Section

@@ -27,8 +27,8 @@ from typing import IO, TYPE_CHECKING
 
 from memwal.ingest.errors import Invalid, Unavailable
 from memwal.ingest.secret_refs import resolve_spark
-from memwal.ingest.settings.load import Settings, SourceSettings
-from memwal.ingest.settings.process_sections import KAFKA
+from memwal.ingest.settings.load import Settings
+from memwal.ingest.settings.sections import KAFKA, SourceSettings
 
 CONNECTOR = "spark-sql-kafka-0-10_2.13"  # the only Scala version that Spark 4 supports
 CONFIGURATION = {"spark.sql.subexpressionElimination.enabled": "false"}

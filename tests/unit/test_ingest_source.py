@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from memwal.ingest.errors import Invalid
-from memwal.ingest.settings.load import SourceSettings
+from memwal.ingest.settings.sections import SourceSettings
 from memwal.ingest.spark.schema import spark_schema
 from memwal.ingest.spark.source.file_types import readable
 from memwal.ingest.spark.source.files import check_source

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from memwal.ingest.settings.load import Settings
-from memwal.ingest.settings.process_sections import KAFKA
+from memwal.ingest.settings.sections import KAFKA
 from memwal.ingest.spark.dlq.bad_rows import BadRow, problems_of
 from memwal.ingest.spark.dlq.file_rows import columns_of
 from memwal.ingest.spark.source.columns import DELETE, OFFSET, PARTITION, TOPIC

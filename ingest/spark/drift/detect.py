@@ -30,7 +30,7 @@ import pyarrow.json
 from memwal.flush import BaseTable
 from memwal.ingest.errors import Invalid, MemWalError, Unavailable
 from memwal.ingest.settings.load import Settings
-from memwal.ingest.settings.process_sections import KAFKA
+from memwal.ingest.settings.sections import KAFKA
 from memwal.ingest.spark.drift.avro_fields import fields_of_schema
 from memwal.ingest.spark.drift.file_fields import OWN_SCHEMA, fields_of_files
 from memwal.ingest.spark.drift.kinds import (

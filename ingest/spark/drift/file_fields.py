@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from memwal.ingest.secret_refs import resolve
-from memwal.ingest.settings.load import SourceSettings
+from memwal.ingest.settings.sections import SourceSettings
 from memwal.ingest.spark.drift.kinds import ANY, Kinds, widen
 from memwal.ingest.spark.errors import of_spark
 from memwal.ingest.spark.schema import spark_type

@@ -25,9 +25,8 @@ import pyarrow.parquet as pq
 
 from memwal.ingest.errors import Invalid
 from memwal.ingest.secret_refs import resolve
-from memwal.ingest.settings.load import SourceSettings
 from memwal.ingest.settings.paths import is_remote, local_path
-from memwal.ingest.settings.process_sections import KAFKA
+from memwal.ingest.settings.sections import KAFKA, SourceSettings
 from memwal.ingest.spark.names import FILE_FORMATS
 from memwal.ingest.spark.schema import quoted, spark_schema
 from memwal.ingest.spark.source.columns import BLOCK, FILE, LANDED, PROBLEM, RAW_VALUE

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from memwal.ingest.secret_refs import resolve
-from memwal.ingest.settings.load import SourceSettings
 from memwal.ingest.settings.paths import is_remote, local_path
+from memwal.ingest.settings.sections import SourceSettings
 from memwal.ingest.spark.driver_read import DriverRead
 from memwal.ingest.spark.names import FILE_FORMATS
 from memwal.ingest.spark.source.feed import visible_files

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memwal.ingest.errors import Internal, Invalid
 from memwal.ingest.secret_refs import resolve
-from memwal.ingest.settings.load import SourceSettings
+from memwal.ingest.settings.sections import SourceSettings
 from memwal.ingest.spark.errors import of_java
 from memwal.ingest.spark.session import CONNECTOR
 from memwal.ingest.suggest import suggestion

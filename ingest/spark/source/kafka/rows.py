@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from memwal.ingest.errors import Invalid
-from memwal.ingest.settings.process_sections import SourceSettings
+from memwal.ingest.settings.sections import SourceSettings
 from memwal.ingest.spark.map_stage import refuse_reading_again
 from memwal.ingest.spark.source.columns import (
     COORDINATES,

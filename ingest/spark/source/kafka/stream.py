@@ -21,8 +21,8 @@ import pyarrow as pa
 
 from memwal.ingest.errors import Unavailable
 from memwal.ingest.secret_refs import resolve
-from memwal.ingest.settings.load import Settings, SourceSettings
-from memwal.ingest.settings.process_sections import KAFKA
+from memwal.ingest.settings.load import Settings
+from memwal.ingest.settings.sections import KAFKA, SourceSettings
 from memwal.ingest.spark.checkpoint_files import checkpoint_files
 from memwal.ingest.spark.driver_read import DriverRead
 from memwal.ingest.spark.schema import spark_type
