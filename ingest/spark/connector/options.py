@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self, cast, get_args
 
 from pydantic import SecretStr
 
+from memwal import flush
 from memwal.ingest.engine.api.changes import Images, Position, checked_end, checked_images
 from memwal.ingest.engine.api.missing import Missing
 from memwal.ingest.engine.api.reads import Level, check_level
@@ -169,6 +170,14 @@ class WriteOptions(TableOptions):
 def resolved(storage: Sequence[tuple[str, str]]) -> dict[str, str]:
     """Return storage options with every secret resolved in this process. Raises: Invalid."""
     return resolve({name: SecretStr(value) for name, value in storage}, os.environ, "option storage_options")
+
+
+def opened_table(uri: str, storage: Mapping[str, str]) -> flush.BaseTable:
+    """Open the newest version of a table. Raises: Invalid for an unknown table."""
+    try:
+        return flush.BaseTable.open(uri, storage)
+    except flush.NotALanceTable:
+        raise Invalid(f"{uri}: no Lance table is there; correct the address in load()") from None
 
 
 def _names(text: str) -> tuple[str, ...]:

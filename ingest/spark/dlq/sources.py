@@ -17,8 +17,7 @@ import pyarrow as pa
 
 from memwal.ingest.settings.load import Settings
 from memwal.ingest.settings.sections import KAFKA
-from memwal.ingest.spark.dlq.bad_rows import BadRow, problems_of
-from memwal.ingest.spark.dlq.file_rows import columns_of
+from memwal.ingest.spark.dlq.bad_rows import BadRow, columns_of, problems_of
 from memwal.ingest.spark.source.columns import DELETE, OFFSET, PARTITION, TOPIC
 from memwal.ingest.spark.source.json_lines import has_lines
 from memwal.ingest.spark.source.kafka.rows import record_mapping, rows_without_sql

@@ -3,8 +3,8 @@
 Steps for a micro-batch:
 
 1. Its records are examined for fields that the mapping does not read, and for the types of their values: JSON by the
-   values (`kinds`), Avro by the writer's schemas, each once (`avro_fields`), Parquet and ORC by the schemas of the
-   files (`file_fields`).
+   values (`kinds`), Avro by the writer's schemas, each once (`schemas`), Parquet and ORC by the schemas of the
+   files (`schemas`).
 2. `fail`: the stream ends here. `add`: the driver adds nullable columns to the base table with Lance's own call; if
    several drivers add the same column, one succeeds. *Crash here: the columns exist, null in every row.*
 3. The query is restarted with the table's current columns; the regions follow (`region.admission`). The
@@ -31,8 +31,6 @@ from memwal.flush import BaseTable
 from memwal.ingest.errors import Invalid, MemWalError, Unavailable
 from memwal.ingest.settings.load import Settings
 from memwal.ingest.settings.sections import KAFKA
-from memwal.ingest.spark.drift.avro_fields import fields_of_schema
-from memwal.ingest.spark.drift.file_fields import OWN_SCHEMA, fields_of_files
 from memwal.ingest.spark.drift.kinds import (
     Kinds,
     described,
@@ -44,6 +42,7 @@ from memwal.ingest.spark.drift.kinds import (
     unpacked,
     widen,
 )
+from memwal.ingest.spark.drift.schemas import OWN_SCHEMA, fields_of_files, fields_of_schema
 from memwal.ingest.spark.errors import of_spark
 from memwal.ingest.spark.source.columns import PLACE, RAW_VALUE
 from memwal.ingest.spark.source.files import NO_GLOB, files_of

@@ -24,7 +24,7 @@ from memwal.ingest.errors import MemWalError, Unavailable
 from memwal.ingest.settings.load import Settings
 from memwal.ingest.settings.paths import local_path, with_absolute_paths
 from memwal.ingest.settings.sections import KAFKA
-from memwal.ingest.spark.checkpoint_files import checkpoint_files
+from memwal.ingest.spark.checkpoint_files import checkpoint_files, log_deleted_files
 from memwal.ingest.spark.drift.detect import ColumnsAdded, Drift
 from memwal.ingest.spark.errors import of_spark
 from memwal.ingest.spark.names import FILE_FORMATS
@@ -38,12 +38,10 @@ from memwal.ingest.spark.pipeline.report import print_report
 from memwal.ingest.spark.pipeline.screen import Progress
 from memwal.ingest.spark.sink.foreach_batch import MemWalSink
 from memwal.ingest.spark.source.csv_header import ByHeader, has_header
-from memwal.ingest.spark.source.deleted_files import log_deleted_files
 from memwal.ingest.spark.source.feed import Feed
 from memwal.ingest.spark.source.kafka.stream import read_kafka, topic_guard
 from memwal.ingest.spark.source.kafka.topics import TopicGuard
-from memwal.ingest.spark.source.source_rows import SourceRows
-from memwal.ingest.spark.source.stream import read_stream
+from memwal.ingest.spark.source.stream import SourceRows, read_stream
 from memwal.wal import Clock
 
 if TYPE_CHECKING:

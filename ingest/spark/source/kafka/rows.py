@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from memwal.ingest.errors import Invalid
 from memwal.ingest.settings.sections import SourceSettings
-from memwal.ingest.spark.map_stage import refuse_reading_again
+from memwal.ingest.spark.reading import refuse_reading_again
 from memwal.ingest.spark.source.columns import (
     COORDINATES,
     DELETE,
