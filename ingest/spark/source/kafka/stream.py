@@ -38,7 +38,14 @@ from memwal.ingest.spark.source.columns import (
     RAW_VALUE,
     TOPIC,
 )
-from memwal.ingest.spark.source.kafka.rows import KEY_PROBLEM, MapTask, column_name, record_mapping, rows_without_sql
+from memwal.ingest.spark.source.kafka.rows import (
+    KEY_PROBLEM,
+    MapTask,
+    column_name,
+    nested,
+    record_mapping,
+    rows_without_sql,
+)
 from memwal.ingest.spark.source.kafka.topics import Admin, TopicGuard, check_places
 from memwal.ingest.spark.source.stream import SourceRows
 from memwal.ingest.values.spec import KEY, PLAIN, VALUE, Column, RecordMapping
@@ -197,11 +204,7 @@ def _schema(mapping: RecordMapping, *, raw: bool) -> StructType:
     found: dict[str, Any] = {
         column_name(n): spark_type(c.kind) for n, c in enumerate(mapping.columns) if c.leaf is not None
     }
-    for leaf in mapping.inputs:
-        below = found
-        for name in (leaf.origin.root, *leaf.origin.path)[:-1]:
-            below = below.setdefault(name, {})
-        below[(leaf.origin.root, *leaf.origin.path)[-1]] = spark_type(leaf.kind)
+    found |= nested((leaf, spark_type(leaf.kind)) for leaf in mapping.inputs)
     ours: dict[str, DataType] = {
         LANDED: spark.TimestampType(),
         TOPIC: spark.StringType(),
