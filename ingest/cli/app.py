@@ -252,11 +252,11 @@ def tail(
     format: Format = "table",
 ) -> int:
     """Print inserts, updates and deletes in order; json prints one object per line."""
-    from memwal.ingest.cli.tail import Tail
     from memwal.ingest.cli.tail import tail as print_changes
 
-    asked = Tail(since, images, names_in(columns), limit, follow)
-    return print_changes(Call.of(config), asked, format)
+    return print_changes(
+        Call.of(config), since=since, images=images, columns=names_in(columns), limit=limit, follow=follow, form=format
+    )
 
 
 @app.command()
@@ -316,10 +316,10 @@ def load(
     as_json: AsJson = False,
 ) -> int:
     """Load files into the base table past the log, in one version and exactly once; safe while writers run."""
-    from memwal.ingest.cli.load import Asked
     from memwal.ingest.cli.load import load as load_files
 
-    return load_files(Call.of(config), Asked(files, token, format, dry_run, as_json, missing))
+    asked = {"token": token, "format": format, "missing": missing}
+    return load_files(Call.of(config), files, **asked, dry_run=dry_run, as_json=as_json)
 
 
 @app.command()

@@ -9,9 +9,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from pydantic import SecretStr
-from rich.console import Console
 from rich.filesize import decimal
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import TaskProgressColumn
 
 from memwal import wal
 from memwal.flush import BaseTable
@@ -20,9 +19,9 @@ from memwal.flush.backup.record import Record
 from memwal.flush.backup.restore import RestoreRun
 from memwal.flush.backup.restore import restore as restore_table
 from memwal.flush.backup.take import BackupRun, back_up
-from memwal.ingest.cli.command import Call
+from memwal.ingest.cli.command import Call, CommandConsole
 from memwal.ingest.cli.open import open_base
-from memwal.ingest.cli.print import count, write_json
+from memwal.ingest.cli.print import count, progress_bar, write_json
 from memwal.ingest.cli.verify import DAMAGED, finding_line
 from memwal.ingest.errors import Invalid
 from memwal.ingest.secret_refs import resolve
@@ -121,16 +120,10 @@ def _as_dict(record: Record) -> dict[str, Any]:
 @contextmanager
 def _progress(what: str) -> Iterator[OnProgress | None]:
     """Show a progress bar on standard error during the context, if it is a terminal."""
-    console = Console(stderr=True, emoji=False)
-    if not console.is_terminal:
-        yield None
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(what, total=None)
+    with progress_bar(CommandConsole(stderr=True), what, [TaskProgressColumn()], None) as show:
 
         def told(done: int, objects: int, size: int, total: int) -> None:
-            described = f"{what} {done:,} of {objects:,} objects, {decimal(size)} of {decimal(total)}"
-            bar.update(task, description=described, completed=size, total=total)
+            if show is not None:
+                show(f"{what} {done:,} of {objects:,} objects, {decimal(size)} of {decimal(total)}", size, total)
 
-        yield told
+        yield told if show is not None else None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,21 +66,16 @@ def describe(path: str, storage_options: Mapping[str, str] | None = None) -> Ren
     if plan := parse_plan_key(place.key):
         return _plan(place, *plan)
     if match := _SST_DIR.fullmatch(place.key):
-        shown = _of_sst(place, UUID(match[1]), match[2], match[3])
-        if shown is not None:
-            return shown
+        region, name, part = UUID(match[1]), match[2], match[3]
+        if part is None:
+            return _sst(place, region, name)
+        if part == BLOOM_NAME:
+            return _bloom(place, region, name)
+        if part.split("/")[0] == SIDECAR_DIR:
+            return _sidecar(place, region, name)
     if match := _REGION_DIR.fullmatch(place.key):
         return _region(place, UUID(match[1]))
     raise Invalid(f"{path}: {_CAN_BE_INSPECTED}")
-
-
-def _of_sst(place: Place, region: UUID, name: str, part: str | None) -> RenderableType | None:
-    """Return the description of an SST or its `part`; None for a part without a description."""
-    if part is None:
-        return _sst(place, region, name)
-    if part == BLOOM_NAME:
-        return _bloom(place, region, name)
-    return _sidecar(place, region, name) if part.split("/")[0] == SIDECAR_DIR else None
 
 
 def _manifest(manifest: wal.RegionManifest, length: int) -> RenderableType:
@@ -96,7 +91,9 @@ def _manifest(manifest: wal.RegionManifest, length: int) -> RenderableType:
         "edit id": manifest.edit_id or "none: written by another program",
         "bytes": size(length),
     }
-    return Group(fields("region manifest", shown), _sst_list(manifest.ssts))
+    names = ("generation", "directory", "rows", "bytes in memory")
+    ssts = [(each.generation, each.path, each.physical_rows, each.in_memory_bytes) for each in manifest.ssts]
+    return Group(fields("region manifest", shown), columns("SSTs", names, ssts, "no SSTs"))
 
 
 def _entry(place: Place, key: layout.EntryKey) -> RenderableType:
@@ -188,11 +185,6 @@ def _table(place: Place) -> RenderableType:
         columns("indexes", ("index", "rows covered", "bytes"), indexes),
         _region_list(place.store, base),
     )
-
-
-def _sst_list(ssts: Iterable[wal.SsTable]) -> RenderableType:
-    rows = [(each.generation, each.path, each.physical_rows, each.in_memory_bytes) for each in ssts]
-    return columns("SSTs", ("generation", "directory", "rows", "bytes in memory"), rows, "no SSTs")
 
 
 def _region_list(store: wal.ObjectStore, base: BaseTable) -> RenderableType:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Self
 
 from rich.filesize import decimal
@@ -41,19 +41,16 @@ _TOLD_EVERY = 100_000
 """Rows between two lines of progress, if standard error is not a terminal."""
 
 
-@dataclass(frozen=True)
-class Asked:
-    """The arguments of one `memwal load`."""
-
-    files: Sequence[str]
-    token: str | None
-    format: str | None
-    dry_run: bool
-    as_json: bool
-    missing: str | None = None
-
-
-def load(call: Call, asked: Asked) -> int:
+def load(
+    call: Call,
+    files: Sequence[str],
+    *,
+    token: str | None,
+    format: str | None,
+    missing: str | None,
+    dry_run: bool,
+    as_json: bool,
+) -> int:
     """Load files; print what was done, and return the exit code. Progress is printed to standard error.
 
     Raises: Invalid for wrong files, rows, rules or a wrong token, and if the table does not exist; Unavailable; flush
@@ -61,32 +58,32 @@ def load(call: Call, asked: Asked) -> int:
     """
     clock = wal.SystemClock()
     began, progress = clock.monotonic(), _Progress(CommandConsole(stderr=True, quiet=call.console.is_quiet))
-    if asked.token is not None:
-        _check_token(asked.token)
-    missing = _checked_missing(asked.missing)
+    if token is not None and (not token.strip() or len(token) > TOKEN_MAX or not token.isprintable()):
+        raise Invalid(f"--token {token[:40]!r}: write 1 to {TOKEN_MAX} printable characters, such as books-2026-11-25")
+    for_missing = _checked_missing(missing)
     base, store = open_base(call)
     check_rules(base)
-    files = find_files(asked.files, asked.format, call.storage_options)
+    found = find_files(files, format, call.storage_options)
     with progress:
-        if asked.token is None:
+        if token is None:
             progress.tell("reading the files for a token")
-        token = asked.token or token_of(files)
+        token = token or token_of(found)
         # The attempt that landed may have been killed before its end.
         if (landed := flush.loaded_in(store, base, token)) != 0 and (
-            asked.dry_run or _finish(call, base, store, token, clock)
+            dry_run or _finish(call, base, store, token, clock)
         ):
-            return _already(call, token, landed, as_json=asked.as_json)
-        checked = check_files(base, files, progress.rows, missing)
-        progress.tell(f"checked {count(checked.read, 'row')} of {count(len(files), 'file')}")
-        if asked.dry_run:
-            return _dry(call, checked, token, as_json=asked.as_json)
+            return _already(call, token, landed, as_json=as_json)
+        checked = check_files(base, found, progress.rows, for_missing)
+        progress.tell(f"checked {count(checked.read, 'row')} of {count(len(found), 'file')}")
+        if dry_run:
+            return _dry(call, checked, token, as_json=as_json)
         report = _landed(call, base, store, checked.rows, token, clock, progress.tell)
     if report.already:
-        return _already(call, token, report.loaded_in, as_json=asked.as_json)
+        return _already(call, token, report.loaded_in, as_json=as_json)
     seconds = clock.monotonic() - began
-    if asked.as_json:
-        found = {"token": token, "rows_read": checked.read, "rows_duplicate": checked.duplicates, "seconds": seconds}
-        write_json(asdict(report) | found)
+    if as_json:
+        counts = {"token": token, "rows_read": checked.read, "rows_duplicate": checked.duplicates, "seconds": seconds}
+        write_json(asdict(report) | counts)
     else:
         call.console.say(_line(call.uri, report, checked, token, seconds))
     return 0
@@ -167,11 +164,6 @@ def _checked_missing(text: str | None) -> Missing | None:
         f"--missing {text[:40]}: write null; a load replaces whole rows, so it cannot keep stored values: put the rows "
         'instead, for example by `memwal run --once` with sink.missing = "keep"'
     )
-
-
-def _check_token(token: str) -> None:
-    if not token.strip() or len(token) > TOKEN_MAX or not token.isprintable():
-        raise Invalid(f"--token {token[:40]!r}: write 1 to {TOKEN_MAX} printable characters, such as books-2026-11-25")
 
 
 # ---- before --------------------------------------------------------------------------------------------------------

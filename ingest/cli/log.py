@@ -52,7 +52,8 @@ def show_log(call: Call, *, limit: int, as_json: bool) -> int:
     history = read_history(store, limit)
     names = {str(region): f"bucket-{bucket}" for bucket, region in enumerate(base.regions)} | _tokens(store, history)
     if as_json:
-        write_json(_history_json(history, names))
+        changes = [_change_json(each, names) for each in history.changes]
+        write_json({"versions": changes, "older": history.older, "cleaned_up_meanwhile": list(history.gone)})
     else:
         call.console.print(render(base.uri, history, names, limit))
     return 0
@@ -138,7 +139,11 @@ def _what(change: Change, regions: Mapping[str, str]) -> Text:
         return Text(f"unknown: the previous version was cleaned up{operation}", style=_PLAIN)
     parts = [*_rows_touched(change.actions), *_commits(change.actions, regions), *_indexes(change.actions)]
     parts += [_loaded(each, regions) for each in change.actions if each.kind in _LOADS]
-    parts += [_phrase(each) for each in change.actions if each.kind in _PHRASES]
+    parts += [
+        Text(_PHRASES[each.kind](each.details), style=_STYLES.get(each.kind, _PLAIN))
+        for each in change.actions
+        if each.kind in _PHRASES
+    ]
     if any(each.kind == "mark" for each in change.actions):
         parts.append(Text("Lance's progress marker updated", style=_PLAIN))
     if change.part_of is not None:
@@ -200,10 +205,6 @@ def _together(names: Sequence[str]) -> str:
     return f"buckets {ranges(numbers)}"
 
 
-def _phrase(action: Action) -> Text:
-    return Text(_PHRASES[action.kind](action.details), style=_STYLES.get(action.kind, _PLAIN))
-
-
 def _compacted(details: Mapping[str, Any]) -> str:
     dropped = details["deleted_rows_dropped"]
     saved = details["bytes_before"] - details["bytes_after"]
@@ -230,14 +231,6 @@ _PHRASES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "barrier": lambda _: "older versions are deleted; writes that were planned on them conflict",
     "other": lambda details: f"nothing changed (Lance: {details['operation']})",
 }
-
-
-def _history_json(history: History, regions: Mapping[str, str]) -> dict[str, Any]:
-    return {
-        "versions": [_change_json(each, regions) for each in history.changes],
-        "older": history.older,
-        "cleaned_up_meanwhile": list(history.gone),
-    }
 
 
 def _change_json(change: Change, regions: Mapping[str, str]) -> dict[str, Any]:

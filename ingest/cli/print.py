@@ -14,6 +14,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from textwrap import indent
 from typing import Any
 
@@ -23,6 +24,7 @@ import pyarrow.compute as pc
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
 from rich.filesize import decimal
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -147,6 +149,24 @@ def ranges(numbers: Iterable[int]) -> str:
     return ", ".join(span(first, last) for first, last in spans(numbers))
 
 
+@contextmanager
+def progress_bar(
+    console: Console, text: str, columns: Iterable[ProgressColumn], total: int | None
+) -> Iterator[Callable[[str, int, int], None] | None]:
+    """Show a progress bar during the context. Yield the function that sets its text, the steps done and their number;
+    None if the console is no terminal.
+
+    `columns`: after the text and the bar. `total`: steps, until the function is called.
+    """
+    if not console.is_terminal:
+        yield None
+        return
+    shown = (TextColumn("{task.description}"), BarColumn(), *columns, TimeElapsedColumn())
+    with Progress(*shown, console=console, transient=True) as bar:
+        task = bar.add_task(text, total=total)
+        yield lambda text, done, total: bar.update(task, description=text, completed=done, total=total)
+
+
 # ---- for programs --------------------------------------------------------------------------------------------------
 
 
@@ -166,42 +186,29 @@ def print_rows(names: Sequence[str], rows: Iterable[pa.Table], form: str, consol
 
     `form`: "table" (one table per ROWS_PER_PART rows), "json" (one list), "ndjson" (one line per row) or "csv".
     """
-    printed = {"json": _json_part, "ndjson": _ndjson_part, "csv": _csv_part}.get(form)
+    writer = csv.writer(sys.stdout)
     if form == "csv":
-        csv.writer(sys.stdout).writerow(names)
+        writer.writerow(names)
     total = 0
     for part in (part for table in rows for part in in_parts(table)):
-        if printed is None:
+        if form == "table":
             console.print(as_rich(part))
+        elif form == "csv":
+            writer.writerows(zip(*(shown_values(column, form) for column in part.columns), strict=True))
+        elif form == "ndjson":
+            sys.stdout.writelines(json.dumps(row, default=str) + "\n" for row in shown_rows(part, form))
         else:
-            printed(part, first=not total)
+            texts = (indent(json.dumps(row, default=str, indent=2), "  ") for row in shown_rows(part, form))
+            sys.stdout.write(",\n" if total else "[\n")
+            sys.stdout.write(",\n".join(texts))
         total += part.num_rows
         sys.stdout.flush()
     if form == "json":
         sys.stdout.write("\n]\n" if total else "[]\n")
-    elif printed is None and not total:
+    elif form == "table" and not total:
         console.print(as_rich(pa.table({name: [] for name in names})))
     sys.stdout.flush()
     return total
-
-
-def _json_part(rows: pa.Table, *, first: bool) -> None:
-    for row in shown_rows(rows, "json"):
-        text = indent(json.dumps(row, default=str, indent=2), "  ")
-        sys.stdout.write(f"[\n{text}" if first else f",\n{text}")
-        first = False
-
-
-def _ndjson_part(rows: pa.Table, *, first: bool) -> None:
-    del first
-    for row in shown_rows(rows, "ndjson"):
-        sys.stdout.write(json.dumps(row, default=str) + "\n")
-
-
-def _csv_part(rows: pa.Table, *, first: bool) -> None:
-    del first
-    columns = (shown_values(column, "csv") for column in rows.columns)
-    csv.writer(sys.stdout).writerows(zip(*columns, strict=True))
 
 
 # ---- values of rows -----------------------------------------------------------------------------------------------

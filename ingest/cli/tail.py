@@ -6,7 +6,6 @@ import csv
 import json
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,27 +19,17 @@ from memwal.ingest.engine.api.changes import POSITION, REGION, ROW, Changes
 from memwal.ingest.errors import Invalid
 
 
-@dataclass(frozen=True, slots=True)
-class Tail:
-    """The arguments of one `memwal tail`."""
-
-    since: str
-    images: str
-    columns: list[str] | None
-    limit: int | None
-    follow: bool
-
-
-def tail(call: Call, asked: Tail, form: str) -> int:
+def tail(
+    call: Call, *, since: str, images: str, columns: list[str] | None, limit: int | None, follow: bool, form: str
+) -> int:
     """Print changes up to the end or the limit, with `follow` until interrupted. Then print the position to standard
     error.
 
     Raises: Invalid, also with the reason `changes_gone`.
     """
     table = open_for_reading(call)
-    since = _since(asked.since)
-    changes = table.changes(since, images=asked.images, columns=asked.columns, follow=asked.follow)
-    printer = _Printer(changes, form, call.console, asked.limit)
+    changes = table.changes(_since(since), images=images, columns=columns, follow=follow)
+    printer = _Printer(changes, form, call.console, limit)
     with suppress(KeyboardInterrupt):  # ends a tail that follows
         printer.run()
     if not call.console.is_quiet:
