@@ -181,6 +181,8 @@ def _check_starting(text: str, found: Mapping[str, Topic]) -> None:
 
 
 _ANSWER_WITHIN_MS = 20_000
+_CLIENT_PREFIX = "kafka."
+"""Prefix of options of Spark's source that are options of Kafka's client."""
 
 
 class Topic(NamedTuple):
@@ -204,8 +206,12 @@ class Admin:
         options = resolve(source.options, os.environ, "[source] options")
         with _kafka_errors():
             properties = self._jvm.java.util.Properties()
-            for name, value in _client_options(source, options).items():
-                properties.put(name, value)
+            properties.put("default.api.timeout.ms", str(_ANSWER_WITHIN_MS))
+            properties.put("request.timeout.ms", str(_ANSWER_WITHIN_MS // 2))
+            for name, value in options.items():
+                if name.startswith(_CLIENT_PREFIX):
+                    properties.put(name.removeprefix(_CLIENT_PREFIX), value)
+            properties.put("bootstrap.servers", source.brokers)
             self._client = self._jvm.org.apache.kafka.clients.admin.AdminClient.create(properties)
 
     def wanted(self) -> dict[str, Topic]:
@@ -275,14 +281,3 @@ def wanted(source: SourceSettings, found: list[str]) -> list[str]:
             f"source.topic_pattern: {source.topic_pattern!r} matches no topic at {source.brokers}; {there}; correct it"
         )
     return names
-
-
-def _client_options(source: SourceSettings, options: Mapping[str, str]) -> dict[str, str]:
-    prefix = "kafka."
-    given = {name.removeprefix(prefix): value for name, value in options.items() if name.startswith(prefix)}
-    return {
-        "default.api.timeout.ms": str(_ANSWER_WITHIN_MS),
-        "request.timeout.ms": str(_ANSWER_WITHIN_MS // 2),
-        **given,
-        "bootstrap.servers": source.brokers,
-    }
