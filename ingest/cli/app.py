@@ -11,29 +11,36 @@ import sys
 from contextlib import suppress
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Literal, NoReturn
 
 import typer
 
-from memwal.ingest.cli.command import (
-    AsJson,
-    Call,
-    CommandConsole,
-    Commands,
-    Config,
-    DryRun,
-    Format,
-    OfCommits,
-    PlaceOption,
-    Resume,
-    Stage,
-    exit_code,
-    lines_of,
-    names_in,
-)
+from memwal.ingest.cli.command import Call, CommandConsole, Commands, exit_code, lines_of
 from memwal.ingest.errors import Invalid
 from memwal.ingest.own_process import own_process
 from memwal.ingest.service.ops.logs import silence_grpc
+
+Config = Annotated[
+    Path,
+    typer.Argument(
+        metavar="CONFIG",
+        help="TOML file (examples: configs/); FILE:NAME selects one of several pipelines",
+        show_default=False,
+    ),
+]
+Format = Annotated[Literal["table", "json", "ndjson", "csv"], typer.Option(help="output format")]
+AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="print what would be deleted, but delete nothing")]
+OfCommits = Annotated[bool, typer.Option("--commits", help="the table's automatic commits instead of its ingestion")]
+PlaceOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=VALUE",
+        help="storage option of the backup's place, repeatable; secrets as env:NAME or file:PATH; default: the table's",
+    ),
+]
+Resume = Annotated[bool, typer.Option("--resume", help="go on with what a killed process left there")]
+Stage = Annotated[str | None, typer.Option(help="only dead letters of this stage: parse, map, fit or refused")]
 
 app = Commands(
     name="memwal",
@@ -579,6 +586,11 @@ def dlq_purge(
     from memwal.ingest.cli.dlq import purge
 
     return purge(Call.of(config), older_than=older_than, stage=stage, dry_run=dry_run)
+
+
+def names_in(text: str | None) -> list[str] | None:
+    """Split names at commas."""
+    return None if text is None else [name.strip() for name in text.split(",")]
 
 
 def command() -> NoReturn:

@@ -1,4 +1,4 @@
-"""What all commands share: arguments and options, the configuration, the console with `--quiet`, and the exit code.
+"""What all commands share: the configuration, the console with `--quiet`, and the exit code.
 
 Exit code 2: the user can correct the request or the configuration. 1: anything else. `MEMWAL_TRACEBACK` in the
 environment adds the traceback.
@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console, RenderableType
@@ -25,39 +25,10 @@ from memwal.ingest.errors import Internal, Invalid, MemWalError, classify
 if TYPE_CHECKING:
     from memwal.ingest.settings.load import Settings
 
-Config = Annotated[
-    Path,
-    typer.Argument(
-        metavar="CONFIG",
-        help="TOML file (examples: configs/); FILE:NAME selects one of several pipelines",
-        show_default=False,
-    ),
-]
-Format = Annotated[Literal["table", "json", "ndjson", "csv"], typer.Option(help="output format")]
-AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="print what would be deleted, but delete nothing")]
-OfCommits = Annotated[bool, typer.Option("--commits", help="the table's automatic commits instead of its ingestion")]
-PlaceOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="NAME=VALUE",
-        help="storage option of the backup's place, repeatable; secrets as env:NAME or file:PATH; default: the table's",
-    ),
-]
-Resume = Annotated[bool, typer.Option("--resume", help="go on with what a killed process left there")]
-Stage = Annotated[str | None, typer.Option(help="only dead letters of this stage: parse, map, fit or refused")]
 C = TypeVar("C", bound=Callable[..., Any])
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="print results and errors, but no progress, hints or notes")]
 
 _QUIET: ContextVar[bool] = ContextVar("memwal_quiet", default=False)
-
-
-def names_in(text: str | None) -> list[str] | None:
-    """Split names at commas."""
-    return None if text is None else [name.strip() for name in text.split(",")]
-
-
-# ---- the console -----------------------------------------------------------------------------------------------------
 
 
 class CommandConsole(Console):
