@@ -67,6 +67,8 @@ def render(status: Mapping[str, Any]) -> RenderableType:
     for name in ("region", "id", "epoch", "WAL", "flushed", "gen", "in memory", "SSTs", "behind"):
         table.add_column(name, justify="left" if name == "id" else "right", no_wrap=True)
     for region in status["regions"]:
+        waiting = sum(not sst["committed"] for sst in region["ssts"])
+        behind = region["behind"]  # of the oldest row that is not in the base table; only an owner knows it
         table.add_row(
             str(region["bucket"]),
             UUID(region["id"]).hex[:8],
@@ -75,8 +77,8 @@ def render(status: Mapping[str, Any]) -> RenderableType:
             str(region["replay_after"]),
             str(region["generation"]),
             f"{region['memtable_rows']:,}",
-            _pending_ssts(region),
-            _behind(region),
+            f"{len(region['ssts'])} ({waiting} pending)" if waiting else str(len(region["ssts"])),
+            "-" if behind is None else f"{behind['committed']:.1f} s",
         )
     routing = f"{len(status['regions'])} regions claimed, routing version {status.get('routing', 1)}"
     head = f"{status['table']}: version {status['base_version']}, {status['rows']:,} rows committed, {routing}"
@@ -93,7 +95,12 @@ def render(status: Mapping[str, Any]) -> RenderableType:
     ]
     above = [head, *_ttl(status), *_owners(status), *paused]
     skewed = [text] if (text := skew.measured(status["regions"])) else []
-    below = [*troubles, *skewed, pending(status), *_storage(status), *_resizing(status)]
+    below = [*troubles, *skewed, pending(status)]
+    if (measured := status.get("storage")) is not None:
+        below.append(space_line(measured["bytes"], measured["factor"], measured["time"]))
+    if sealed := sum(bool(region.get("sealed")) for region in status["regions"]):
+        again = "if it was interrupted, run `memwal regions resize` again"
+        below.append(f"resize in progress: {sealed} regions are sealed; {again}")
     return Group(Text("\n".join(above)), table, Text("\n".join(below)))
 
 
@@ -149,24 +156,6 @@ def _uncommitted(failure: Mapping[str, str], status: Mapping[str, Any]) -> str:
     return f"region {failure['region'] if bucket is None else bucket} cannot be committed: {failure['error']}"
 
 
-def _pending_ssts(region: Mapping[str, Any]) -> str:
-    """Return the number of SSTs, such as "3 (2 pending)"."""
-    waiting = sum(not sst["committed"] for sst in region["ssts"])
-    return f"{len(region['ssts'])} ({waiting} pending)" if waiting else str(len(region["ssts"]))
-
-
-def _behind(region: Mapping[str, Any]) -> str:
-    """Return the age of the oldest row that is not in the base table. Only an owner knows it."""
-    behind = region["behind"]
-    return "-" if behind is None else f"{behind['committed']:.1f} s"
-
-
-def _storage(status: Mapping[str, Any]) -> list[str]:
-    """Return one line about the bytes on storage, if they were measured."""
-    storage = status.get("storage")
-    return [] if storage is None else [space_line(storage["bytes"], storage["factor"], storage["time"])]
-
-
 def space_line(found: Mapping[str, int], factor: float, time: float) -> str:
     """Return bytes by kind and their factor in one line. `time`: of the measurement, in unix seconds."""
     names = {"newest": "newest version", "older": "older versions", "ssts": "SSTs", "log": "log", "orphans": "orphans"}
@@ -174,16 +163,6 @@ def space_line(found: Mapping[str, int], factor: float, time: float) -> str:
     at = datetime.fromtimestamp(time, UTC)
     total = decimal(sum(found.values()))
     return f"on storage: {total}, {factor:.1f} times the newest version ({parts}), at {at:%Y-%m-%d %H:%M} UTC"
-
-
-def _resizing(status: Mapping[str, Any]) -> list[str]:
-    """Return one line if the table is being resized."""
-    sealed = sum(bool(region.get("sealed")) for region in status["regions"])
-    if not sealed:
-        return []
-    return [
-        f"resize in progress: {sealed} regions are sealed; if it was interrupted, run `memwal regions resize` again"
-    ]
 
 
 def pending(status: Mapping[str, Any]) -> str:

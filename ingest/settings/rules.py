@@ -118,30 +118,24 @@ def of_limits(settings: Settings) -> Iterator[Problem]:
     """Check sizes and times that limit each other."""
     wal, memtable = settings.wal, settings.memtable
     if memtable.size_max > memtable.unflushed_max:
-        yield Problem(
-            "memtable",
-            "unflushed_max",
+        text = (
             f"unflushed_max = {format_size(memtable.unflushed_max)!r} is less than size_max = "
-            f"{format_size(memtable.size_max)!r}: puts would block before the memtable is frozen; raise it",
-            needs=(("memtable", "size_max"),),
+            f"{format_size(memtable.size_max)!r}: puts would block before the memtable is frozen; raise it"
         )
+        yield Problem("memtable", "unflushed_max", text, needs=(("memtable", "size_max"),))
     commit = settings.commit
     if 0 < commit.pending_max <= commit.ssts_max and commit.interval > 0:
-        yield Problem(
-            "commit",
-            "pending_max",
+        text = (
             f"pending_max = {commit.pending_max} must be more than ssts_max = {commit.ssts_max}: puts would "
-            "block before every commit; raise it, or set 0 for no limit",
-            needs=(("commit", "ssts_max"),),
+            "block before every commit; raise it, or set 0 for no limit"
         )
+        yield Problem("commit", "pending_max", text, needs=(("commit", "ssts_max"),))
     if wal.put_timeout > wal.retry_budget:
-        yield Problem(
-            "wal",
-            "retry_budget",
+        text = (
             f"retry_budget = {format_duration(wal.retry_budget)!r} is shorter than one attempt (put_timeout = "
-            f"{format_duration(wal.put_timeout)!r}); raise retry_budget or lower put_timeout",
-            needs=(("wal", "put_timeout"),),
+            f"{format_duration(wal.put_timeout)!r}); raise retry_budget or lower put_timeout"
         )
+        yield Problem("wal", "retry_budget", text, needs=(("wal", "put_timeout"),))
 
 
 def of_source(settings: Settings) -> Iterator[Problem]:

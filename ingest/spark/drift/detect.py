@@ -121,7 +121,7 @@ def _at_once(values: list[bytes], known: frozenset[str]) -> Kinds | None:
     """Read all records with Arrow's reader, and return the kinds of fields besides `known`.
 
     Return None if the reader rejects a record or two together, may accept text that is not JSON (see
-    `mapping.json_columns`), or may have rounded a whole number.
+    `values.json_columns`), or may have rounded a whole number.
     """
     joined, given = b"\n".join(values), [each.strip() for each in values]
     if not all(each[:1] == b"{" and each[-1:] == b"}" for each in given) or b"NaN" in joined or b"Inf" in joined:
