@@ -40,7 +40,7 @@ def to_dict(settings: Settings, *, hide: bool = False) -> dict[str, dict[str, An
     """
     return {
         section: {key: _plain(field, getattr(part, key), hide) for key, field in type(part).model_fields.items()}
-        for section, part in _sections(settings)
+        for section, part in settings
     }
 
 
@@ -79,10 +79,6 @@ def _title(model: type[Section]) -> str:
 
 def _meaning(field: FieldInfo) -> str:
     return " ".join((field.description or "").split())
-
-
-def _sections(settings: Settings) -> list[tuple[str, Section]]:
-    return [(name, getattr(settings, name)) for name in Settings.model_fields]
 
 
 def _plain(field: FieldInfo, value: Any, hide: bool) -> Any:

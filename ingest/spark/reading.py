@@ -88,7 +88,7 @@ class DriverRead:
             return None
 
     def _read(self, frame: DataFrame) -> pa.RecordBatch | None:
-        inside = self._inside = self._inside or _Inside.of(frame)
+        inside = self._inside = self._inside or _Inside(frame)
         plan: Any = frame._jdf  # noqa: SLF001
         parts = plan.queryExecution().logical().rdd()
         if self.scan is not None:
@@ -132,45 +132,27 @@ def chain(rdd: Any) -> Iterator[Any]:
         yield rdd
 
 
-@dataclass(frozen=True, slots=True)
 class _Inside:
     """Spark's internal classes and objects, resolved once: each dot in a class name is a call to the JVM."""
 
-    zone: str
-    """The session's time zone, which jobs use for timestamps too."""
-    none: Any
-    properties: Any
-    thread: Any
-    file_stream: Any
-    data_stream: Any
-    any_class: Any
-    environment: Any
-    contexts: Any
-    context: Any
-    accumulators: Any
-    python_rdd: Any
-    converters: Any
-
-    @classmethod
-    def of(cls, frame: DataFrame) -> _Inside:
+    def __init__(self, frame: DataFrame) -> None:
         """Resolve the classes. Raises: Py4JError or TypeError if this Spark does not have them."""
         jvm: Any = frame.sparkSession.sparkContext._jvm  # noqa: SLF001 - PySpark has no public access to JVM classes
         spark, java = jvm.org.apache.spark, jvm.java
-        return cls(
-            zone=str(frame.sparkSession.conf.get("spark.sql.session.timeZone")),
-            none=jvm.scala.Option.empty(),
-            properties=java.util.Properties,
-            thread=java.lang.Thread,
-            file_stream=java.io.FileOutputStream,
-            data_stream=java.io.DataOutputStream,
-            any_class=_module(jvm.scala.reflect, "ClassTag").Any(),
-            environment=spark.SparkEnv.get(),
-            contexts=_module(spark, "TaskContext"),
-            context=spark.TaskContextImpl,
-            accumulators=_module(spark.util, "AccumulatorContext"),
-            python_rdd=spark.api.python.PythonRDD,
-            converters=_module(spark.sql.execution.arrow, "ArrowConverters"),
-        )
+        self.zone = str(frame.sparkSession.conf.get("spark.sql.session.timeZone"))
+        """The session's time zone, which jobs use for timestamps too."""
+        self.none = jvm.scala.Option.empty()
+        self.properties = java.util.Properties
+        self.thread = java.lang.Thread
+        self.file_stream = java.io.FileOutputStream
+        self.data_stream = java.io.DataOutputStream
+        self.any_class = _module(jvm.scala.reflect, "ClassTag").Any()
+        self.environment = spark.SparkEnv.get()
+        self.contexts = _module(spark, "TaskContext")
+        self.context = spark.TaskContextImpl
+        self.accumulators = _module(spark.util, "AccumulatorContext")
+        self.python_rdd = spark.api.python.PythonRDD
+        self.converters = _module(spark.sql.execution.arrow, "ArrowConverters")
 
     def copied(self, rdd: Any) -> Any:
         """Return a copy of `rdd`, as each task of a job receives one.
