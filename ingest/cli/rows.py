@@ -20,6 +20,7 @@ from memwal.ingest.engine.api.reads import check_level
 from memwal.ingest.engine.api.results import RowStream
 from memwal.ingest.engine.api.watch import Explain
 from memwal.ingest.errors import Invalid
+from memwal.ingest.service.client.remote import RemoteTable
 
 _SEVERAL = "COLUMN^BOOST,COLUMN=words, such as --match 'title^3,body=web server'"
 
@@ -224,6 +225,8 @@ def delete(call: Call, keys: tuple[str, ...], filter: str | None, *, dry_run: bo
     what: list[Any] | None = ([list(key) for key in typed] if len(table.key) > 1 else [key[0] for key in typed]) or None
     if dry_run:
         found = table.count(filter) if what is None else table.get(what, list(table.key)).num_rows
+    elif isinstance(table, RemoteTable):
+        found = table.delete(what, filter=filter).rows
     else:
         with writable(call, table) as owned, call.console.status("deleting"):
             found = owned.delete(what, filter=filter).rows
