@@ -154,7 +154,7 @@ def progress_bar(
     console: Console, text: str, columns: Iterable[ProgressColumn], total: int | None
 ) -> Iterator[Callable[[str, int, int], None] | None]:
     """Show a progress bar during the context. Yield the function that sets its text, the steps done and their number;
-    None if the console is no terminal.
+    None if the console is not a terminal.
 
     `columns`: after the text and the bar. `total`: steps, until the function is called.
     """

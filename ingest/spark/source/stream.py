@@ -24,6 +24,36 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
+SmallReader = Callable[["DataFrame"], pa.RecordBatch | None]
+"""Reads all rows of a small micro-batch in the driver, without a Spark job (`ingest.spark.reading`).
+
+Returns a batch without columns for an empty micro-batch; None if there are many rows, or if the driver cannot read
+them.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRows:
+    """What a streaming query reads."""
+
+    frame: DataFrame
+    small: SmallReader | None = None
+    """Reads small micro-batches of `frame`."""
+
+
+class SourceGuard(Protocol):
+    """Checks in each micro-batch that the source is still the one that the checkpoint refers to. Raises: MemWalError.
+
+    The sink calls `check` once all rows are read and before it sends any. Rows that are read again are checked again.
+    """
+
+    def begin(self, batch_id: int) -> None:
+        """Prepare micro-batch `batch_id`, before its rows are read."""
+
+    def check(self) -> None:
+        """Raise an error unless the rows that were read since `begin` may be sent."""
+
+
 def read_stream(spark: SparkSession, source: SourceSettings, schema: pa.Schema) -> SourceRows:
     """Return the rows of `source`: the table's columns, and `PLACE` for a file source.
 
@@ -76,33 +106,3 @@ def _holds_float64(spark: SparkSession, source: SourceSettings, schema: pa.Schem
     narrow = [field.name for field in schema if widened(field.type) != field.type]
     kinds = [each.field(name).type for name in narrow for each in footers if name in each.names]
     return not footers or any("double" in str(kind) for kind in kinds)
-
-
-SmallReader = Callable[["DataFrame"], pa.RecordBatch | None]
-"""Reads all rows of a small micro-batch in the driver, without a Spark job (`ingest.spark.reading`).
-
-Returns a batch without columns for an empty micro-batch; None if there are many rows, or if the driver cannot read
-them.
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class SourceRows:
-    """What a streaming query reads."""
-
-    frame: DataFrame
-    small: SmallReader | None = None
-    """Reads small micro-batches of `frame`."""
-
-
-class SourceGuard(Protocol):
-    """Checks in each micro-batch that the source is still the one that the checkpoint refers to. Raises: MemWalError.
-
-    The sink calls `check` once all rows are read and before it sends any. Rows that are read again are checked again.
-    """
-
-    def begin(self, batch_id: int) -> None:
-        """Prepare micro-batch `batch_id`, before its rows are read."""
-
-    def check(self) -> None:
-        """Raise an error unless the rows that were read since `begin` may be sent."""
