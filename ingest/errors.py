@@ -176,16 +176,12 @@ def classify(error: BaseException) -> MemWalError:
     if isinstance(error, OSError):
         classified = _of_os_error(error)
     elif isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in _EXTRAS:
-        classified = _of_missing_extra(error)
+        what, extra = _EXTRAS[str(error.name).partition(".")[0]]
+        classified = Invalid(f"{what} is not installed, and this needs it: pip install 'memwal[{extra}]'")
     else:
         classified = _of_type(error)
     classified.__cause__ = error
     return classified
-
-
-def _of_missing_extra(error: ModuleNotFoundError) -> MemWalError:
-    what, extra = _EXTRAS[str(error.name).partition(".")[0]]
-    return Invalid(f"{what} is not installed, and this needs it: pip install 'memwal[{extra}]'")
 
 
 def _of_type(error: BaseException) -> MemWalError:

@@ -112,10 +112,6 @@ def _refusal(theirs: Version, them: str, us: str) -> Invalid | None:
     if OURS.talks_to(theirs):
         return None
     behind = them if theirs < OURS else us
-    text = f"{them} speaks protocol {theirs}, and {us} {OURS}, which talks to {_range(OURS)}: upgrade {behind} first"
+    talks_to = f"{OURS.major}.{max(0, OURS.minor - 1)} to {OURS.major}.{OURS.minor + 1}"
+    text = f"{them} speaks protocol {theirs}, and {us} {OURS}, which talks to {talks_to}: upgrade {behind} first"
     return Invalid(text, {"reason": PROTOCOL, "ours": str(OURS), "theirs": str(theirs)})
-
-
-def _range(version: Version) -> str:
-    lowest = max(0, version.minor - 1)
-    return f"{version.major}.{lowest} to {version.major}.{version.minor + 1}"

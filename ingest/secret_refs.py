@@ -89,11 +89,11 @@ def resolve_spark(conf: Mapping[str, SecretStr], environ: Mapping[str, str]) -> 
     `env:NAME` is a reference in every value. `file:PATH` is a reference only if the setting's name resembles that of
     a secret, or ends with JavaOptions; elsewhere it is a URL that Spark reads. Raises: errors of `resolve`.
     """
-    return resolve(conf, environ, "[source] spark", is_reference=_is_reference_of_spark)
 
+    def is_reference(name: str, text: str) -> bool:
+        return not text.startswith(FROM_FILE) or _SECRET_NAME.search(name) is not None
 
-def _is_reference_of_spark(name: str, text: str) -> bool:
-    return not text.startswith(FROM_FILE) or _SECRET_NAME.search(name) is not None
+    return resolve(conf, environ, "[source] spark", is_reference=is_reference)
 
 
 def shown(name: str, value: SecretStr) -> str:

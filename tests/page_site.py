@@ -33,7 +33,7 @@ class Site:
         from memwal.ingest.service.ops.storage import StorageCollector, StorageRates
         from memwal.ingest.service.rpc.credentials import Access
         from memwal.ingest.service.rpc.guard import Guard
-        from memwal.ingest.settings.load import CostSettings
+        from memwal.ingest.settings.sections import CostSettings
         from memwal.wal import SystemClock
 
         self.pages = DaemonPages(Scrape())

@@ -11,17 +11,36 @@ import sys
 from contextlib import suppress
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Literal, NoReturn
 
 import typer
 
-from memwal.ingest.cli.copies import backup, restore
-from memwal.ingest.cli.failure import exit_code
-from memwal.ingest.cli.groups import config_app, dlq_app, index_app, pause, regions_app, resume
-from memwal.ingest.cli.options import AsJson, Config, DryRun, Format, console, names_in, settings_of
-from memwal.ingest.cli.quiet import Commands
+from memwal.ingest.cli.command import Call, CommandConsole, Commands, exit_code, lines_of
+from memwal.ingest.errors import Invalid
 from memwal.ingest.own_process import own_process
 from memwal.ingest.service.ops.logs import silence_grpc
+
+Config = Annotated[
+    Path,
+    typer.Argument(
+        metavar="CONFIG",
+        help="TOML file (examples: configs/); FILE:NAME selects one of several pipelines",
+        show_default=False,
+    ),
+]
+Format = Annotated[Literal["table", "json", "ndjson", "csv"], typer.Option(help="output format")]
+AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="print what would be deleted, but delete nothing")]
+OfCommits = Annotated[bool, typer.Option("--commits", help="the table's automatic commits instead of its ingestion")]
+PlaceOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=VALUE",
+        help="storage option of the backup's place, repeatable; secrets as env:NAME or file:PATH; default: the table's",
+    ),
+]
+Resume = Annotated[bool, typer.Option("--resume", help="go on with what a killed process left there")]
+Stage = Annotated[str | None, typer.Option(help="only dead letters of this stage: parse, map, fit or refused")]
 
 app = Commands(
     name="memwal",
@@ -30,6 +49,16 @@ app = Commands(
     add_completion=True,
     pretty_exceptions_enable=False,
 )
+config_app = Commands(help="Check or print a configuration.", no_args_is_help=True)
+
+dlq_app = Commands(
+    help="List, show, replay or delete dead letters: rows of the source that could not be used.", no_args_is_help=True
+)
+
+index_app = Commands(help="List, add or drop indexes of a table, while it is written too.", no_args_is_help=True)
+
+regions_app = Commands(help="Change the number of regions of a table.", no_args_is_help=True)
+
 app.add_typer(config_app, name="config")
 app.add_typer(dlq_app, name="dlq")
 app.add_typer(index_app, name="index")
@@ -52,7 +81,7 @@ def versions(
         others += "".join(f", {name} {installed(name)}" for name in ("pylance", "pyarrow"))
         with suppress(PackageNotFoundError):  # an extra
             others += f", pyspark {installed('pyspark')}"
-        console().out(f"memwal {installed('memwal')} ({others}, Python {sys.version.split()[0]})", highlight=False)
+        CommandConsole().say(f"memwal {installed('memwal')} ({others}, Python {sys.version.split()[0]})")
         raise typer.Exit
 
 
@@ -65,7 +94,7 @@ def run(
     from memwal.ingest.settings.load import load_every
     from memwal.ingest.spark.pipeline.run import run as run_pipelines
 
-    screen = console()
+    screen = CommandConsole()
     return run_pipelines(load_every(config, os.environ), once=once, console=screen, notes=screen.notes)
 
 
@@ -90,10 +119,10 @@ def serve(
     from memwal.ingest.settings.load import load
 
     chosen = {} if on_spark is None else {"MEMWAL__DAEMON__ON_SPARK": str(on_spark)}
-    settings, screen = load(config, os.environ | chosen), console()
+    settings, screen = load(config, os.environ | chosen), CommandConsole()
 
     def say(*endpoints: str) -> None:
-        screen.out(f"serving {settings.table.uri} at {', '.join(endpoints)}", highlight=False)
+        screen.say(f"serving {settings.table.uri} at {', '.join(endpoints)}")
 
     if settings.daemon.on_spark:
         from memwal.ingest.spark.fleet.driver import serve_on_spark
@@ -108,13 +137,11 @@ def serve(
             lifeline=None,
             ready=say,
             on_replay=screen.on_replay,
-            http_ready=lambda url: screen.out(f"page, metrics, health and status at {url}", highlight=False),
+            http_ready=lambda url: screen.say(f"page, metrics, health and status at {url}"),
             take_over=take_over,
         )
     if not code:
-        screen.notes.out(
-            "stopped; every acknowledged row is kept, and the next daemon continues from here", highlight=False
-        )
+        screen.note("stopped; every acknowledged row is kept, and the next daemon continues from here")
     return code
 
 
@@ -124,20 +151,18 @@ def init(config: Config) -> int:
     from memwal.ingest.cli import index
     from memwal.ingest.engine.table.create import initialise, ttl_text
 
-    settings = settings_of(config)
-    base, done = initialise(settings, os.environ)
+    call = Call.of(config)
+    base, done = initialise(call.settings, call.environ)
     indexes = ", ".join(f"{spec.column} ({spec.kind})" for spec in base.indexes) or "none"
     rules = "".join(f", {rule} {chosen}" for rule, chosen in base.rules.chosen().items())
     ttl = "" if base.ttl is None else f", {ttl_text(base.ttl)}"
-    screen = console()
-    screen.out(
+    call.console.say(
         f"{done} {base.uri}, version {base.version}: {len(base.schema.names)} columns, "
         f"key {', '.join(base.key) or 'none (append only)'}, {base.buckets} regions "
-        f"(routing version {base.routing_version}), indexes: {indexes}{rules}{ttl}",
-        highlight=False,
+        f"(routing version {base.routing_version}), indexes: {indexes}{rules}{ttl}"
     )
     for line in index.not_kept(base):
-        screen.notes.out(line, highlight=False)
+        call.console.note(line)
     return 0
 
 
@@ -150,7 +175,7 @@ def status(
     """Show regions, writer epochs, owners, WAL positions, SSTs, and rows that are not in the base table yet."""
     from memwal.ingest.cli.status import show
 
-    return show(settings_of(config), os.environ, console(), as_json=as_json, watch=watch)
+    return show(Call.of(config), as_json=as_json, watch=watch)
 
 
 @app.command()
@@ -193,11 +218,12 @@ def query(
     ] = False,
 ) -> int:
     """Look up rows by key, filter, vector, text, or vector and text together."""
-    from memwal.ingest.cli.query import Query, answer
+    from memwal.ingest.cli.rows import Query
+    from memwal.ingest.cli.rows import query as print_rows_of
 
     how = {"metric": metric, "nprobes": nprobes, "refine_factor": refine_factor, "distance_range": distance_range}
     asked = Query(tuple(key or ()), filter, near, match, names_in(columns), limit, level, order_by, offset, how)
-    return answer(settings_of(config), os.environ, asked, format, console(), explain=explain)
+    return print_rows_of(Call.of(config), asked, format, explain=explain)
 
 
 @app.command()
@@ -215,9 +241,9 @@ def sql(
     format: Format = "table",
 ) -> int:
     """Print the rows of a SELECT over the table, which is called table in it; runs in this process, by DataFusion."""
-    from memwal.ingest.cli.sql import answer
+    from memwal.ingest.cli.rows import select
 
-    return answer(settings_of(config), os.environ, query, level, format, console())
+    return select(Call.of(config), query, level, format)
 
 
 @app.command()
@@ -233,11 +259,11 @@ def tail(
     format: Format = "table",
 ) -> int:
     """Print inserts, updates and deletes in order; json prints one object per line."""
-    from memwal.ingest.cli.tail import Tail
     from memwal.ingest.cli.tail import tail as print_changes
 
-    asked = Tail(since, images, names_in(columns), limit, follow)
-    return print_changes(settings_of(config), os.environ, asked, format, console())
+    return print_changes(
+        Call.of(config), since=since, images=images, columns=names_in(columns), limit=limit, follow=follow, form=format
+    )
 
 
 @app.command()
@@ -250,25 +276,25 @@ def delete(
     dry_run: DryRun = False,
 ) -> int:
     """Delete rows by key or by filter: through the daemons that own the regions; if none answers, claim the regions."""
-    from memwal.ingest.cli.delete import delete as delete_rows
+    from memwal.ingest.cli.rows import delete as delete_rows
 
-    return delete_rows(settings_of(config), os.environ, console(), tuple(key or ()), filter, dry_run=dry_run)
+    return delete_rows(Call.of(config), tuple(key or ()), filter, dry_run=dry_run)
 
 
 @app.command()
 def flush(config: Config) -> int:
     """Flush memtables to SSTs: through the daemon that owns the regions; if none answers, claim the regions briefly."""
-    from memwal.ingest.cli.steps import flush_table
+    from memwal.ingest.cli.maintain import flush as flush_table
 
-    return flush_table(settings_of(config), os.environ, console())
+    return flush_table(Call.of(config))
 
 
 @app.command()
 def commit(config: Config, as_json: AsJson = False) -> int:
     """Commit flushed rows to the base table, then maintain it; safe while writers run."""
-    from memwal.ingest.cli.steps import commit as commit_table
+    from memwal.ingest.cli.maintain import commit as commit_table
 
-    return commit_table(settings_of(config), os.environ, console(), as_json=as_json)
+    return commit_table(Call.of(config), as_json=as_json)
 
 
 @app.command()
@@ -297,16 +323,30 @@ def load(
     as_json: AsJson = False,
 ) -> int:
     """Load files into the base table past the log, in one version and exactly once; safe while writers run."""
-    from memwal.ingest.cli.load import Asked
     from memwal.ingest.cli.load import load as load_files
 
-    return load_files(
-        settings_of(config), os.environ, Asked(files, token, format, dry_run, as_json, missing), console()
-    )
+    asked = {"token": token, "format": format, "missing": missing}
+    return load_files(Call.of(config), files, **asked, dry_run=dry_run, as_json=as_json)
 
 
-app.command()(pause)
-app.command()(resume)
+@app.command()
+def pause(
+    config: Config,
+    commits: OfCommits = False,
+    reason: Annotated[str, typer.Option(help="text that status, page and health show", show_default=False)] = "",
+) -> int:
+    """Pause ingestion: `run` begins no micro-batch until `resume`, also after a restart. Or automatic commits."""
+    from memwal.ingest.cli.maintain import pause as pause_table
+
+    return pause_table(Call.of(config), "commits" if commits else "ingestion", reason)
+
+
+@app.command()
+def resume(config: Config, commits: OfCommits = False) -> int:
+    """Resume what `pause` has paused."""
+    from memwal.ingest.cli.maintain import resume as resume_table
+
+    return resume_table(Call.of(config), "commits" if commits else "ingestion")
 
 
 @app.command()
@@ -316,13 +356,42 @@ def gc(
     as_json: AsJson = False,
 ) -> int:
     """Delete WAL entries, SSTs and orphan files that are no longer needed; safe while writers run."""
-    from memwal.ingest.cli.collect import show
+    from memwal.ingest.cli.maintain import collect
 
-    return show(settings_of(config), os.environ, console(), dry_run=dry_run, as_json=as_json)
+    return collect(Call.of(config), dry_run=dry_run, as_json=as_json)
 
 
-app.command()(backup)
-app.command()(restore)
+@app.command()
+def backup(
+    config: Config,
+    dest: Annotated[
+        str, typer.Argument(metavar="DEST", help="empty directory or s3:// URL for the copy", show_default=False)
+    ],
+    option: PlaceOption = None,
+    resume: Resume = False,
+    as_json: AsJson = False,
+) -> int:
+    """Copy the table as of now, with every acknowledged row and token; safe while writers run."""
+    from memwal.ingest.cli.backup import backup as back_up
+
+    return back_up(Call.of(config), dest, option or [], resume=resume, as_json=as_json)
+
+
+@app.command()
+def restore(
+    config: Config,
+    backup: Annotated[
+        str,
+        typer.Argument(metavar="BACKUP", help="DEST of a `memwal backup`; checked as it is read", show_default=False),
+    ],
+    option: PlaceOption = None,
+    resume: Resume = False,
+    as_json: AsJson = False,
+) -> int:
+    """Make the table of CONFIG, which must not exist, of a backup, and verify it."""
+    from memwal.ingest.cli.backup import restore as restore_table
+
+    return restore_table(Call.of(config), backup, option or [], resume=resume, as_json=as_json)
 
 
 @app.command()
@@ -342,8 +411,8 @@ def log(
     from memwal.ingest.cli.log import show_diff, show_log
 
     if diff is None:
-        return show_log(settings_of(config), os.environ, console(), limit=limit, as_json=as_json)
-    return show_diff(settings_of(config), os.environ, console(), between=diff, keys=keys, as_json=as_json)
+        return show_log(Call.of(config), limit=limit, as_json=as_json)
+    return show_diff(Call.of(config), between=diff, keys=keys, as_json=as_json)
 
 
 @app.command()
@@ -355,7 +424,7 @@ def verify(
     """Check every invariant on storage; print problems with remedies; exit 1 if any. Safe while writers run."""
     from memwal.ingest.cli.verify import show
 
-    return show(settings_of(config), os.environ, console(), deep=deep, as_json=as_json)
+    return show(Call.of(config), deep=deep, as_json=as_json)
 
 
 @app.command()
@@ -369,10 +438,10 @@ def inspect(
     config: Annotated[Path | None, typer.Option(help="TOML file with the storage options for a URL")] = None,
 ) -> int:
     """Print a stored object in readable form; reads only, safe while writers run."""
-    from memwal.ingest.cli.dump.describe import describe
+    from memwal.ingest.cli.describe import describe
 
-    options = settings_of(config).storage_options(os.environ) if config is not None else None
-    console().print(describe(path, options))
+    options = Call.of(config).storage_options if config is not None else None
+    CommandConsole().print(describe(path, options))
     return 0
 
 
@@ -382,7 +451,146 @@ def doctor(config: Config, as_json: AsJson = False) -> int:
     from memwal.ingest.cli.doctor import show
     from memwal.ingest.settings.load import load_every
 
-    return show(load_every(config, os.environ), os.environ, console(), as_json=as_json)
+    return show(load_every(config, os.environ), os.environ, as_json=as_json)
+
+
+@regions_app.command()
+def resize(
+    config: Config,
+    to: Annotated[int, typer.Option(help="new number of regions, from 1 to 4096", show_default=False)],
+    as_json: AsJson = False,
+) -> int:
+    """Change the number of regions; writes pause meanwhile. Also finishes an interrupted resize."""
+    from memwal.ingest.cli.maintain import resize as resize_table
+
+    return resize_table(Call.of(config), to=to, as_json=as_json)
+
+
+@index_app.command("list")
+def index_list(config: Config, as_json: AsJson = False) -> int:
+    """Show the indexes, and how many rows of the base table each covers."""
+    from memwal.ingest.cli.index import show
+
+    return show(Call.of(config), as_json=as_json)
+
+
+@index_app.command("add")
+def index_add(
+    config: Config,
+    column: Annotated[str, typer.Argument(metavar="COLUMN", help="column to index", show_default=False)],
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="ivf_pq, fts or btree", show_default=False)],
+    set: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="parameter of the index, such as metric=cosine; repeatable"),
+    ] = None,
+) -> int:
+    """Index a column, or take over the index that another program built on it."""
+    from memwal.ingest.cli.index import add
+
+    return add(Call.of(config), column, kind, set or [])
+
+
+@index_app.command("drop")
+def index_drop(
+    config: Config,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="name of the index", show_default=False)],
+) -> int:
+    """Drop an index, of the base table too."""
+    from memwal.ingest.cli.index import drop
+
+    return drop(Call.of(config), name)
+
+
+@config_app.command()
+def check(config: Config) -> int:
+    """Check a configuration, with all its pipelines, as `run` does; print every problem."""
+    from memwal.ingest.service.ops.skew import by_key
+    from memwal.ingest.settings.load import load_every
+    from memwal.ingest.spark.pipeline.checks import find_problems
+
+    lines, notices, pipelines = [], list[str](), load_every(config, os.environ)
+    for name, settings in pipelines.items():
+        base, problems = find_problems(settings, os.environ, starts=False)
+        notices += [f"{name}: warning: {text}"] if (text := by_key(settings, base)) else []
+        lines += [f"{name}: {line}" for problem in problems for line in lines_of(problem)]
+    if lines:
+        raise Invalid.of(dict.fromkeys(lines))
+    for line in [*notices, *(f"{name}: ok" for name in pipelines)]:
+        CommandConsole().say(line)
+    return 0
+
+
+@config_app.command()
+def show(config: Config) -> int:
+    """Print the configuration with all defaults, secrets hidden."""
+    from memwal.ingest.settings.reference import render_settings
+
+    sys.stdout.write(render_settings(Call.of(config).settings))
+    return 0
+
+
+@dlq_app.command("list")
+def dlq_list(
+    config: Config,
+    stage: Stage = None,
+    limit: Annotated[int, typer.Option(min=1, help="maximum number of dead letters to list, newest first")] = 10,
+    format: Format = "table",
+) -> int:
+    """Count dead letters by stage and reason, and list the newest."""
+    from memwal.ingest.cli.dlq import list_letters
+
+    return list_letters(Call.of(config), stage=stage, limit=limit, form=format)
+
+
+@dlq_app.command("show")
+def dlq_show(
+    config: Config,
+    id: Annotated[
+        str, typer.Argument(metavar="ID", help="id of a dead letter, or the beginning of the id", show_default=False)
+    ],
+    hex: Annotated[
+        bool, typer.Option("--hex", help="print raw bytes as hexadecimal digits, even if they are text")
+    ] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Show everything about one dead letter, with its raw bytes."""
+    from memwal.ingest.cli.dlq import show_letter
+
+    return show_letter(Call.of(config), id=id, in_hex=hex, as_json=as_json)
+
+
+@dlq_app.command("replay")
+def dlq_replay(
+    config: Config,
+    id: Annotated[list[str] | None, typer.Option(help="replay only the dead letter with this id; repeatable")] = None,
+    stage: Stage = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="maximum number of dead letters, oldest first")] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="also those of another query whose last micro-batch may not be finished")
+    ] = False,
+) -> int:
+    """Put the dead letters that fit now into the table, each exactly once, and remove them."""
+    from memwal.ingest.cli.dlq import replay
+
+    return replay(Call.of(config), ids=id or [], stage=stage, limit=limit, force=force)
+
+
+@dlq_app.command("purge")
+def dlq_purge(
+    config: Config,
+    older_than: Annotated[str | None, typer.Option(help='minimum age, such as "7d"; default: dlq.age_max')] = None,
+    stage: Stage = None,
+    dry_run: DryRun = False,
+) -> int:
+    """Delete old dead letters."""
+    from memwal.ingest.cli.dlq import purge
+
+    return purge(Call.of(config), older_than=older_than, stage=stage, dry_run=dry_run)
+
+
+def names_in(text: str | None) -> list[str] | None:
+    """Split names at commas."""
+    return None if text is None else [name.strip() for name in text.split(",")]
 
 
 def command() -> NoReturn:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
 from pydantic import SecretStr
-from rich.console import Console
 from rich.filesize import decimal
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import TaskProgressColumn
 
 from memwal import wal
 from memwal.flush import BaseTable
@@ -20,56 +19,38 @@ from memwal.flush.backup.record import Record
 from memwal.flush.backup.restore import RestoreRun
 from memwal.flush.backup.restore import restore as restore_table
 from memwal.flush.backup.take import BackupRun, back_up
+from memwal.ingest.cli.command import Call, CommandConsole
 from memwal.ingest.cli.open import open_base
-from memwal.ingest.cli.print import count, write_json
+from memwal.ingest.cli.print import count, progress_bar, write_json
 from memwal.ingest.cli.verify import DAMAGED, finding_line
 from memwal.ingest.errors import Invalid
 from memwal.ingest.secret_refs import resolve
-from memwal.ingest.settings.load import Settings
 
 _S3 = "s3://"
 _QUERIES_SHOWN = 10
 """Other producers may have UUIDs as names too, in any number."""
 
 
-def backup(
-    settings: Settings,
-    environ: Mapping[str, str],
-    console: Console,
-    dest: str,
-    options: Sequence[str],
-    *,
-    resume: bool,
-    as_json: bool,
-) -> int:
+def backup(call: Call, dest: str, options: Sequence[str], *, resume: bool, as_json: bool) -> int:
     """Copy the table to `dest` while writers run, and print the content of the copy.
 
     `options`: storage options of `dest`, NAME=VALUE.
     Raises: Invalid if the table does not exist or `dest` is not empty; Corrupted if the table is damaged;
     Unavailable; wal and flush errors.
     """
-    (base, store), limits = open_base(settings, environ), _limits(settings)
-    place = wal.open_store(dest, _options(settings, environ, dest, options), put_timeout=limits.put_timeout)
+    (base, store), limits = open_base(call), _limits(call)
+    place = wal.open_store(dest, _options(call, dest, options), put_timeout=limits.put_timeout)
     with _progress("copying") as told:
         run = BackupRun(store, place, wal.SystemClock(), wal.SystemIds(), limits, told, base=base)
         record = back_up(run, resume=resume)
     if as_json:
         write_json({"backup": dest} | _as_dict(record))
         return 0
-    console.out(f"backed up {base.uri} to {dest}, {_described(record)}", highlight=False)
+    call.console.say(f"backed up {base.uri} to {dest}, {_described(record)}")
     return 0
 
 
-def restore(
-    settings: Settings,
-    environ: Mapping[str, str],
-    console: Console,
-    source: str,
-    options: Sequence[str],
-    *,
-    resume: bool,
-    as_json: bool,
-) -> int:
+def restore(call: Call, source: str, options: Sequence[str], *, resume: bool, as_json: bool) -> int:
     """Create the table of `settings` from the backup at `source`, verify it and print its content; return 0 if it is
     clean, else 1.
 
@@ -77,9 +58,9 @@ def restore(
     Raises: Invalid if the table exists or `source` has no finished backup; Corrupted if the backup is damaged; wal
     and flush errors.
     """
-    uri, limits = settings.table.uri, _limits(settings)
-    place = wal.open_store(source, _options(settings, environ, source, options), put_timeout=limits.put_timeout)
-    table = wal.open_store(uri, settings.storage_options(environ), put_timeout=limits.put_timeout)
+    uri, limits = call.uri, _limits(call)
+    place = wal.open_store(source, _options(call, source, options), put_timeout=limits.put_timeout)
+    table = wal.open_store(uri, call.storage_options, put_timeout=limits.put_timeout)
     with _progress("restoring") as told:
         run = RestoreRun(place, table, wal.SystemClock(), wal.SystemIds(), limits, told, uri=uri)
         report = restore_table(run, resume=resume)
@@ -87,31 +68,30 @@ def restore(
     if as_json:
         write_json({"restored": uri, "backup": source, "verified": asdict(report.verified)} | _as_dict(record))
         return DAMAGED if findings else 0
-    console.out(f"restored {uri} from {source}, {_described(record)}", highlight=False)
+    call.console.say(f"restored {uri} from {source}, {_described(record)}")
     for finding in findings:
-        console.print(finding_line(finding), soft_wrap=True)
+        call.console.print(finding_line(finding), soft_wrap=True)
     verified = count(len(findings), "finding") if findings else "clean"
-    console.out(f"verified: {verified}; `memwal run` and `memwal serve` go on from here", highlight=False)
+    call.console.say(f"verified: {verified}; `memwal run` and `memwal serve` go on from here")
     for query, number in [*sorted(record.queries.items())][:_QUERIES_SHOWN]:
-        console.out(f"query {query}: micro-batch {number} is the last one in it", highlight=False)
-    if record.queries and not BaseTable.open(uri, settings.storage_options(environ)).key:
-        console.out(
+        call.console.say(f"query {query}: micro-batch {number} is the last one in it")
+    if record.queries and not BaseTable.open(uri, call.storage_options).key:
+        call.console.say(
             "the table has no key: begin with the checkpoint of the original table, since with a new one the rows of "
-            "the source are appended again",
-            highlight=False,
+            "the source are appended again"
         )
     return DAMAGED if findings else 0
 
 
-def _limits(settings: Settings) -> wal.WalOptions:
-    return wal.WalOptions(settings.wal.put_timeout, settings.wal.retry_budget)
+def _limits(call: Call) -> wal.WalOptions:
+    return wal.WalOptions(call.settings.wal.put_timeout, call.settings.wal.retry_budget)
 
 
-def _options(settings: Settings, environ: Mapping[str, str], place: str, given: Sequence[str]) -> dict[str, str]:
+def _options(call: Call, place: str, given: Sequence[str]) -> dict[str, str]:
     """Return the storage options of the backup: the given ones, else those of the table if both are on S3."""
     if not given:
-        both = place.startswith(_S3) and settings.table.uri.startswith(_S3)
-        return settings.storage_options(environ) if both else {}
+        both = place.startswith(_S3) and call.uri.startswith(_S3)
+        return call.storage_options if both else {}
     if not place.startswith(_S3):
         raise Invalid(f"--option: {place} is a local path, which has no storage options; leave --option out")
     named = {}
@@ -120,7 +100,7 @@ def _options(settings: Settings, environ: Mapping[str, str], place: str, given: 
         if not name or not equals:
             raise Invalid("--option: write NAME=VALUE, such as region=eu-west-1 or secret_access_key=env:NAME")
         named[name] = SecretStr(value)
-    return resolve(named, environ, "--option")
+    return resolve(named, call.environ, "--option")
 
 
 def _described(record: Record) -> str:
@@ -140,16 +120,10 @@ def _as_dict(record: Record) -> dict[str, Any]:
 @contextmanager
 def _progress(what: str) -> Iterator[OnProgress | None]:
     """Show a progress bar on standard error during the context, if it is a terminal."""
-    console = Console(stderr=True, emoji=False)
-    if not console.is_terminal:
-        yield None
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(what, total=None)
+    with progress_bar(CommandConsole(stderr=True), what, [TaskProgressColumn()], None) as show:
 
         def told(done: int, objects: int, size: int, total: int) -> None:
-            described = f"{what} {done:,} of {objects:,} objects, {decimal(size)} of {decimal(total)}"
-            bar.update(task, description=described, completed=size, total=total)
+            if show is not None:
+                show(f"{what} {done:,} of {objects:,} objects, {decimal(size)} of {decimal(total)}", size, total)
 
-        yield told
+        yield told if show is not None else None

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import PurePosixPath
 from typing import Any
 
 import pyarrow as pa
-from pydantic import SecretStr
-from rich.console import Console
 
 from memwal import wal
-from memwal.ingest.cli.open import open_for_reading, open_here
+from memwal.ingest.cli.command import Call
+from memwal.ingest.cli.open import open_for_reading, writable
 from memwal.ingest.cli.print import as_rich, count, print_rows, write_json
-from memwal.ingest.cli.quiet import CommandConsole
 from memwal.ingest.errors import Invalid
-from memwal.ingest.service.client.remote import RemoteTable
 from memwal.ingest.service.client.target import opened
-from memwal.ingest.settings.load import Settings
 from memwal.ingest.settings.values import format_duration, parse_duration
 from memwal.ingest.spark.dlq.replay import Replaying, with_ids
 from memwal.ingest.spark.dlq.sources import by_source, ending_spark
@@ -47,35 +42,31 @@ class Group:
     newest: Any
 
 
-def list_letters(
-    settings: Settings, environ: Mapping[str, str], console: Console, *, stage: str | None, limit: int, form: str
-) -> int:
+def list_letters(call: Call, *, stage: str | None, limit: int, form: str) -> int:
     """Print counts by stage and reason, and the newest dead letters. Raises: Invalid for an unknown stage."""
     condition = _of_stage(stage)
-    found = _find(settings, environ)
+    found = _find(call)
     groups, newest = ([], SCHEMA.empty_table().select(_LISTED)) if found is None else _summary(found, condition, limit)
     if form == "json":
         total = sum(each.letters for each in groups)
-        said = {"table": settings.dead_letters, "letters": total, "groups": [vars(each) for each in groups]}
+        said = {"table": call.settings.dead_letters, "letters": total, "groups": [vars(each) for each in groups]}
         write_json(said | {"newest": newest.to_pylist()}, ascii_only=False)
     elif form != "table":
-        print_rows(newest.column_names, [newest], form, console)
+        print_rows(newest.column_names, [newest], form, call.console)
     else:
-        _print_tables(console, settings.dead_letters, groups, newest)
+        _print_tables(call, groups, newest)
     return 0
 
 
-def show_letter(
-    settings: Settings, environ: Mapping[str, str], console: Console, *, id: str, in_hex: bool, as_json: bool
-) -> int:
+def show_letter(call: Call, *, id: str, in_hex: bool, as_json: bool) -> int:
     """Print everything about one dead letter. `id`: an id in the form of `list`, or its beginning. Raises: Invalid."""
-    letters = _find(settings, environ)
+    letters = _find(call)
     if len(id) < _ID_MIN:
         raise Invalid(f"{id!r}: give at least {_ID_MIN} characters of the id, as `memwal dlq list` prints it")
     found = [] if letters is None else letters.dataset.to_table(filter=f"starts_with(id, {sql_text(id)})").to_pylist()
     if len(found) != 1:
         what = f"begins {len(found)} ids; give more characters" if found else "no dead letter has this id"
-        raise Invalid(f"{id}: {what} (in {settings.dead_letters})")
+        raise Invalid(f"{id}: {what} (in {call.settings.dead_letters})")
     for name in ("raw_key", "raw_value"):
         found[0][name] = _readable(found[0][name], in_hex=in_hex)
     for header in found[0].get("raw_headers") or ():
@@ -84,54 +75,37 @@ def show_letter(
         write_json(found[0], ascii_only=False)
     else:
         for name, value in found[0].items():
-            console.out(f"{name:<11} {value}", highlight=False)
+            call.console.say(f"{name:<11} {value}")
     return 0
 
 
-def replay(
-    settings: Settings,
-    environ: Mapping[str, str],
-    console: CommandConsole,
-    *,
-    ids: list[str],
-    stage: str | None,
-    limit: int | None,
-    force: bool = False,
-) -> int:
+def replay(call: Call, *, ids: list[str], stage: str | None, limit: int | None, force: bool = False) -> int:
     """Put the dead letters that fit now into the table, and remove them. Raises: Invalid; errors of a put.
 
     `force`: include letters whose micro-batch may be unfinished by the state of the table and the checkpoint.
     """
-    condition = _all_of(_of_stage(stage), with_ids(ids) if ids else None)
-    letters = _find(settings, environ)
+    settings, condition = call.settings, _all_of(_of_stage(stage), with_ids(ids) if ids else None)
+    letters = _find(call)
     if letters is None:
-        console.out(f"no dead letters: {settings.dead_letters} does not exist", highlight=False)
+        call.console.say(f"no dead letters: {settings.dead_letters} does not exist")
         return 0
     options = tuple((name, value.get_secret_value()) for name, value in settings.table.storage_options.items())
     target = opened(settings.table.uri, options)
     mapping = by_source(settings, written_schema(settings, target.base), target.base.key)
-    with ending_spark(), _writable(settings, environ, console) as table:
+    with ending_spark(), writable(call, open_for_reading(call)) as table:
         missing = settings.sink.missing or None
         replaying = Replaying(letters, target, table, mapping, partial(noted, settings), missing=missing, force=force)
         outcome = replaying.replay(condition, limit)
     replayed, remain = count(outcome.replayed, "dead letter"), outcome.stay.total()
-    console.out(f"replayed {replayed} into {settings.table.uri}; {remain:,} remain", highlight=False)
+    call.console.say(f"replayed {replayed} into {settings.table.uri}; {remain:,} remain")
     for reason, number in outcome.stay.most_common():
-        console.out(f"  {number:,}x {reason}", highlight=False)
+        call.console.say(f"  {number:,}x {reason}")
     return 0
 
 
-def purge(
-    settings: Settings,
-    environ: Mapping[str, str],
-    console: Console,
-    *,
-    older_than: str | None,
-    stage: str | None,
-    dry_run: bool,
-) -> int:
+def purge(call: Call, *, older_than: str | None, stage: str | None, dry_run: bool) -> int:
     """Delete dead letters older than a given age. Raises: Invalid for an invalid duration or stage."""
-    age = settings.dlq.age_max
+    age, uri = call.settings.dlq.age_max, call.settings.dead_letters
     if older_than is not None:
         try:
             age = parse_duration(older_than)
@@ -139,35 +113,21 @@ def purge(
             raise Invalid(f"--older-than {older_than!r} {error}") from None
     old = f"time <= {sql_time(wal.SystemClock().now() - age)}"
     condition = _all_of(old, _of_stage(stage)) or old
-    letters = _find(settings, environ)
+    letters = _find(call)
     gone = 0
     if letters is not None:
         gone = letters.dataset.count_rows(filter=condition) if dry_run else letters.delete(condition)
     what = "would be deleted" if dry_run else "deleted"
-    said = f"{count(gone, 'dead letter')} older than {format_duration(age)} {what} from {settings.dead_letters}"
-    console.out(said, highlight=False)
+    said = f"{count(gone, 'dead letter')} older than {format_duration(age)} {what} from {uri}"
+    call.console.say(said)
     return 0
 
 
 # ---- inside --------------------------------------------------------------------------------------------------------
 
 
-def _find(settings: Settings, environ: Mapping[str, str]) -> DeadLetters | None:
-    secrets: Mapping[str, SecretStr] = settings.table.storage_options
-    options = settings.storage_options(environ) if secrets else {}
-    return DeadLetters.find(settings.dead_letters, options, wal.SystemClock())
-
-
-@contextmanager
-def _writable(settings: Settings, environ: Mapping[str, str], console: CommandConsole) -> Iterator[Any]:
-    """Yield the table: through its owner if one answers, else opened here, which claims its regions."""
-    found = open_for_reading(settings, environ)
-    if isinstance(found, RemoteTable):
-        with found:
-            yield found
-        return
-    with closing(open_here(settings, environ, console.on_replay)) as table:
-        yield table
+def _find(call: Call) -> DeadLetters | None:
+    return DeadLetters.find(call.settings.dead_letters, call.storage_options, wal.SystemClock())
 
 
 def _of_stage(stage: str | None) -> str | None:
@@ -205,20 +165,22 @@ def _add(groups: dict[tuple[Any, ...], Group], row: Mapping[str, Any]) -> None:
     group.first, group.newest = min(group.first, row["time_min"]), max(group.newest, row["time_max"])
 
 
-def _print_tables(console: Console, uri: str, groups: list[Group], newest: pa.Table) -> None:
-    total = sum(each.letters for each in groups)
+def _print_tables(call: Call, groups: list[Group], newest: pa.Table) -> None:
+    uri, total = call.settings.dead_letters, sum(each.letters for each in groups)
     if not total:
-        console.out(f"no dead letters in {uri}", highlight=False)
+        call.console.say(f"no dead letters in {uri}")
         return
-    shown = [vars(each) | {"newest": _time(each.newest)} for each in groups]
-    names = {"stage": "stage", "letters": "dead letters", "newest": "newest", "reason": "reason"}
-    console.print(as_rich(pa.table({head: [each[name] for each in shown] for name, head in names.items()}), _WIDTH))
+    groups_shown = [
+        {"stage": each.stage, "dead letters": each.letters, "newest": _time(each.newest), "reason": each.reason}
+        for each in groups
+    ]
+    call.console.print(as_rich(pa.Table.from_pylist(groups_shown), _WIDTH))
     rows = [
         {"id": row["id"], "time": _time(row["time"]), "stage": row["stage"], "place": _place(row)}
         for row in newest.to_pylist()
     ]
-    console.print(as_rich(pa.Table.from_pylist(rows), _WIDTH))
-    console.out(f"{count(total, 'dead letter')} in {uri}; the newest {len(rows):,} are shown", highlight=False)
+    call.console.print(as_rich(pa.Table.from_pylist(rows), _WIDTH))
+    call.console.say(f"{count(total, 'dead letter')} in {uri}; the newest {len(rows):,} are shown")
 
 
 def _place(row: Mapping[str, Any]) -> str:

@@ -18,13 +18,12 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Any, Literal
 
-from rich.console import Console
 from rich.filesize import decimal
 from rich.markup import escape
 
 from memwal import wal
 from memwal.flush import BaseTable
-from memwal.ingest.cli.failure import lines_of
+from memwal.ingest.cli.command import Call, CommandConsole, lines_of
 from memwal.ingest.cli.open import open_for_reading
 from memwal.ingest.cli.print import count, write_json
 from memwal.ingest.errors import Invalid, MemWalError, classify
@@ -60,12 +59,12 @@ class Notice(Exception):
     """Something works now but may fail later; the text states what to change."""
 
 
-def show(pipelines: Mapping[str, Settings], environ: Mapping[str, str], console: Console, *, as_json: bool) -> int:
+def show(pipelines: Mapping[str, Settings], environ: Mapping[str, str], *, as_json: bool) -> int:
     """Print the result of every check as it completes; return 2 if something is wrong, else 0."""
-    found: dict[str, list[Finding]] = {}
+    found, console = dict[str, list[Finding]](), CommandConsole()
     for name, settings in pipelines.items():
         if not as_json:
-            console.out(name, highlight=False)
+            console.say(name)
         found[name] = []
         examine(settings, environ, partial(_take, found[name], None if as_json else console))
     if as_json:
@@ -73,7 +72,7 @@ def show(pipelines: Mapping[str, Settings], environ: Mapping[str, str], console:
     states = [each.state for findings in found.values() for each in findings]
     wrong, notices = states.count("wrong"), states.count("notice")
     if not as_json:
-        console.out(_verdict(wrong, notices), highlight=False)
+        console.say(_verdict(wrong, notices))
     return 2 if wrong else 0
 
 
@@ -109,7 +108,7 @@ def examine(settings: Settings, environ: Mapping[str, str], tell: Callable[[Find
     check("open files", _open_files)
 
 
-def _take(into: list[Finding], console: Console | None, finding: Finding) -> None:
+def _take(into: list[Finding], console: CommandConsole | None, finding: Finding) -> None:
     into.append(finding)
     if console is not None:
         state = f"[{_STYLES[finding.state]}]{finding.state:<6}[/]"
@@ -202,7 +201,7 @@ def _existing(path: Path) -> Path:
 
 
 def _daemons(settings: Settings, environ: Mapping[str, str]) -> str:
-    table = open_for_reading(settings, environ)
+    table = open_for_reading(Call(settings, environ))
     if not isinstance(table, RemoteTable):
         text = "no daemon answers for every region: `memwal serve` starts one, `memwal run` has its own"
         if settings.daemon.endpoints:

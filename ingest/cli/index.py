@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from rich.filesize import decimal
 
 from memwal import flush, wal
+from memwal.ingest.cli.command import Call
 from memwal.ingest.cli.open import open_base
 from memwal.ingest.cli.print import columns, count, write_json
-from memwal.ingest.cli.quiet import CommandConsole
 from memwal.ingest.engine.table import indexes
 from memwal.ingest.errors import Invalid
-from memwal.ingest.settings.load import Settings
 
 
-def show(settings: Settings, environ: Mapping[str, str], console: CommandConsole, *, as_json: bool) -> int:
+def show(call: Call, *, as_json: bool) -> int:
     """Print the indexes that memwal keeps, and the other indexes of the base table. Raises: Invalid if the table is
     absent."""
-    base, _ = open_base(settings, environ)
+    base, _ = open_base(call)
     listed, others = flush.list_indexes(base), flush.undeclared(base)
     if as_json:
         write_json({"indexes": listed, "others": others})
@@ -38,9 +37,9 @@ def show(settings: Settings, environ: Mapping[str, str], console: CommandConsole
         )
         for each in listed
     ]
-    console.print(columns(f"indexes of {base.uri}, version {base.version}", names, rows, "the table has no index"))
+    call.console.print(columns(f"indexes of {base.uri}, version {base.version}", names, rows, "the table has no index"))
     for line in not_kept(base):
-        console.notes.out(line, highlight=False)
+        call.console.note(line)
     return 0
 
 
@@ -50,35 +49,28 @@ def not_kept(base: flush.BaseTable) -> list[str]:
     return [f"not kept by memwal: {name}: {reason or can}" for name, reason in flush.undeclared(base).items()]
 
 
-def add(
-    settings: Settings,
-    environ: Mapping[str, str],
-    console: CommandConsole,
-    column: str,
-    kind: str,
-    given: Sequence[str],
-) -> int:
+def add(call: Call, column: str, kind: str, given: Sequence[str]) -> int:
     """Add an index; `given`: parameters as NAME=VALUE. Raises: Invalid; flush errors."""
-    base, _ = open_base(settings, environ)
-    with console.status(f"building {kind} on {column}"):
+    base, _ = open_base(call)
+    with call.console.status(f"building {kind} on {column}"):
         name = indexes.added(base, column, kind, _parameters(given), wal.SystemClock())
     done = next(each for each in flush.list_indexes(base.latest()) if each["name"] == name)
     covers = f"covers {count(done['rows'], 'row')} of the base table"
     if not done["built"]:
         covers = f"is built by the first commit that brings {flush.PQ_ROWS_MIN} vectors; until then searches are exact"
-    console.out(f"index {name} ({kind} on {column}) of {base.uri} {covers}", highlight=False)
+    call.console.say(f"index {name} ({kind} on {column}) of {base.uri} {covers}")
     return 0
 
 
-def drop(settings: Settings, environ: Mapping[str, str], console: CommandConsole, name: str) -> int:
+def drop(call: Call, name: str) -> int:
     """Drop an index. Raises: Invalid if it does not exist; flush errors."""
-    base, _ = open_base(settings, environ)
+    base, _ = open_base(call)
     column = next((spec.column for spec in base.indexes if spec.name == name), None)
     indexes.dropped(base, name, wal.SystemClock())
-    console.out(f"dropped the index {name} of {base.uri}", highlight=False)
-    if column in settings.table.indexes:
+    call.console.say(f"dropped the index {name} of {base.uri}")
+    if column in call.settings.table.indexes:
         text = f"[table] indexes still names {column}: remove it there, or the next start will refuse the setting"
-        console.notes.out(text, highlight=False)
+        call.console.note(text)
     return 0
 
 

@@ -14,26 +14,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from typing import Self
 
-from rich.console import Console
 from rich.filesize import decimal
 
 from memwal import flush, wal
 from memwal.flush.commits.load_notes import RENEW_EVERY, load_id
-from memwal.ingest.cli.open import open_base, open_for_reading, open_here
+from memwal.ingest.cli.command import Call, CommandConsole
+from memwal.ingest.cli.open import open_base, open_for_reading, writable
 from memwal.ingest.cli.print import count, write_json
-from memwal.ingest.cli.quiet import CommandConsole
 from memwal.ingest.engine.api.missing import Missing
 from memwal.ingest.engine.loads.checked import CheckedRows, check_files, check_rules
 from memwal.ingest.engine.loads.files import find_files, token_of
 from memwal.ingest.engine.loads.log_rows import holds_rows, tip
 from memwal.ingest.errors import Invalid, Unavailable
 from memwal.ingest.service.client.remote import RemoteTable
-from memwal.ingest.settings.load import Settings
 from memwal.ingest.threads import Periodic
 
 TOKEN_MAX = 200
@@ -42,73 +40,68 @@ _TOLD_EVERY = 100_000
 """Rows between two lines of progress, if standard error is not a terminal."""
 
 
-@dataclass(frozen=True)
-class Asked:
-    """The arguments of one `memwal load`."""
-
-    files: Sequence[str]
-    token: str | None
-    format: str | None
-    dry_run: bool
-    as_json: bool
-    missing: str | None = None
-
-
-def load(settings: Settings, environ: Mapping[str, str], asked: Asked, console: CommandConsole) -> int:
+def load(
+    call: Call,
+    files: Sequence[str],
+    *,
+    token: str | None,
+    format: str | None,
+    missing: str | None,
+    dry_run: bool,
+    as_json: bool,
+) -> int:
     """Load files; print what was done, and return the exit code. Progress is printed to standard error.
 
     Raises: Invalid for wrong files, rows, rules or a wrong token, and if the table does not exist; Unavailable; flush
     and wal errors.
     """
     clock = wal.SystemClock()
-    began, progress = clock.monotonic(), _Progress(Console(stderr=True, emoji=False, quiet=console.is_quiet))
-    if asked.token is not None:
-        _check_token(asked.token)
-    missing = _checked_missing(asked.missing)
-    base, store = open_base(settings, environ)
+    began, progress = clock.monotonic(), _Progress(CommandConsole(stderr=True, quiet=call.console.is_quiet))
+    if token is not None and (not token.strip() or len(token) > TOKEN_MAX or not token.isprintable()):
+        raise Invalid(f"--token {token[:40]!r}: write 1 to {TOKEN_MAX} printable characters, such as books-2026-11-25")
+    for_missing = _checked_missing(missing)
+    base, store = open_base(call)
     check_rules(base)
-    files = find_files(asked.files, asked.format, settings.storage_options(environ))
+    found = find_files(files, format, call.storage_options)
     with progress:
-        if asked.token is None:
+        if token is None:
             progress.tell("reading the files for a token")
-        token = asked.token or token_of(files)
+        token = token or token_of(found)
         # The attempt that landed may have been killed before its end.
         if (landed := flush.loaded_in(store, base, token)) != 0 and (
-            asked.dry_run or _finish(settings, base, store, token, clock)
+            dry_run or _finish(call, base, store, token, clock)
         ):
-            return _already(base.uri, token, landed, console, as_json=asked.as_json)
-        checked = check_files(base, files, progress.rows, missing)
-        progress.tell(f"checked {count(checked.read, 'row')} of {count(len(files), 'file')}")
-        if asked.dry_run:
-            return _dry(base.uri, checked, token, console, as_json=asked.as_json)
-        report = _landed(settings, environ, base, store, checked.rows, token, clock, console.on_replay, progress.tell)
+            return _already(call, token, landed, as_json=as_json)
+        checked = check_files(base, found, progress.rows, for_missing)
+        progress.tell(f"checked {count(checked.read, 'row')} of {count(len(found), 'file')}")
+        if dry_run:
+            return _dry(call, checked, token, as_json=as_json)
+        report = _landed(call, base, store, checked.rows, token, clock, progress.tell)
     if report.already:
-        return _already(base.uri, token, report.loaded_in, console, as_json=asked.as_json)
+        return _already(call, token, report.loaded_in, as_json=as_json)
     seconds = clock.monotonic() - began
-    if asked.as_json:
-        found = {"token": token, "rows_read": checked.read, "rows_duplicate": checked.duplicates, "seconds": seconds}
-        write_json(asdict(report) | found)
+    if as_json:
+        counts = {"token": token, "rows_read": checked.read, "rows_duplicate": checked.duplicates, "seconds": seconds}
+        write_json(asdict(report) | counts)
     else:
-        console.out(_line(base.uri, report, checked, token, seconds), highlight=False)
+        call.console.say(_line(call.uri, report, checked, token, seconds))
     return 0
 
 
 def _landed(
-    settings: Settings,
-    environ: Mapping[str, str],
+    call: Call,
     base: flush.BaseTable,
     store: wal.ObjectStore,
     rows: flush.RowsToLoad,
     token: str,
     clock: wal.Clock,
-    on_replay: Callable[..., None] | None,
     tell: Callable[[str], None],
 ) -> flush.LoadReport:
     """Run steps 3 to 5."""
-    for left in reversed(range(settings.commit.retries + 1)):
+    for left in reversed(range(call.settings.commit.retries + 1)):
         with _attempt(base, store, token, clock) as attempt:
             tell("committing what was put before")
-            _settle(settings, environ, base, store, clock, on_replay)
+            _settle(call, base, store, clock)
             try:
                 return flush.load(
                     base.uri,
@@ -118,8 +111,8 @@ def _landed(
                     token,
                     attempt,
                     clock=clock,
-                    retries=settings.commit.retries,
-                    options=settings.wal.options(),
+                    retries=call.settings.commit.retries,
+                    options=call.settings.wal.options(),
                     on_step=tell,
                 )
             except flush.LoadEnded:
@@ -150,7 +143,7 @@ def _attempt(
         attempt.withdraw(store)
 
 
-def _finish(settings: Settings, base: flush.BaseTable, store: wal.ObjectStore, token: str, clock: wal.Clock) -> bool:
+def _finish(call: Call, base: flush.BaseTable, store: wal.ObjectStore, token: str, clock: wal.Clock) -> bool:
     """See `flush.finish_load`."""
     return flush.finish_load(
         base.uri,
@@ -158,8 +151,8 @@ def _finish(settings: Settings, base: flush.BaseTable, store: wal.ObjectStore, t
         store,
         token,
         clock=clock,
-        retries=settings.commit.retries,
-        options=settings.wal.options(),
+        retries=call.settings.commit.retries,
+        options=call.settings.wal.options(),
     )
 
 
@@ -172,27 +165,15 @@ def _checked_missing(text: str | None) -> Missing | None:
     )
 
 
-def _check_token(token: str) -> None:
-    if not token.strip() or len(token) > TOKEN_MAX or not token.isprintable():
-        raise Invalid(f"--token {token[:40]!r}: write 1 to {TOKEN_MAX} printable characters, such as books-2026-11-25")
-
-
 # ---- before --------------------------------------------------------------------------------------------------------
 
 
-def _settle(
-    settings: Settings,
-    environ: Mapping[str, str],
-    base: flush.BaseTable,
-    store: wal.ObjectStore,
-    clock: wal.Clock,
-    on_replay: Callable[..., None] | None,
-) -> None:
+def _settle(call: Call, base: flush.BaseTable, store: wal.ObjectStore, clock: wal.Clock) -> None:
     """Run step 4. Raises: Unavailable if rows that the log held at the start stay there."""
     tips = {region: tip(base, store, region) for region in wal.regions(store)}
-    options = settings.wal.options()
+    options = call.settings.wal.options()
     for _ in range(_SETTLE_ATTEMPTS):
-        _flush(settings, environ, on_replay)
+        _flush(call)
         # Before the commit: SSTs that another process publishes during it are flushed, but not committed.
         left = [region for region, upto in tips.items() if holds_rows(base, store, region, upto, options)]
         flush.commit(
@@ -200,8 +181,8 @@ def _settle(
             base.storage_options,
             store,
             clock=clock,
-            retries=settings.commit.retries,
-            memory_max=settings.commit.memory_max,
+            retries=call.settings.commit.retries,
+            memory_max=call.settings.commit.memory_max,
             options=options,
         )
         if not left:
@@ -213,14 +194,11 @@ def _settle(
     )
 
 
-def _flush(settings: Settings, environ: Mapping[str, str], on_replay: Callable[..., None] | None) -> None:
-    """Publish the memtables, and rows of logs that no process owns. `on_replay`: see `open_table`."""
-    found = open_for_reading(settings, environ)
-    if isinstance(found, RemoteTable):
-        with found:
-            found.flush()
-    elif any(region["memtable_rows"] for region in found.status()["regions"]):
-        with closing(open_here(settings, environ, on_replay)) as table:
+def _flush(call: Call) -> None:
+    """Publish the memtables, and rows of logs that no process owns."""
+    found = open_for_reading(call)
+    if isinstance(found, RemoteTable) or any(region["memtable_rows"] for region in found.status()["regions"]):
+        with writable(call, found) as table:
             table.flush()
 
 
@@ -230,7 +208,7 @@ def _flush(settings: Settings, environ: Mapping[str, str], on_replay: Callable[.
 class _Progress:
     """Prints the current step to standard error: one changing line on a terminal, otherwise several lines."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: CommandConsole) -> None:
         self._console = console
         self._status = console.status("looking at the files") if console.is_terminal else None
         self._told = 0
@@ -250,7 +228,7 @@ class _Progress:
         if self._status is not None:
             self._status.update(what)
         else:
-            self._console.out(what, highlight=False)
+            self._console.say(what)
 
     def rows(self, read: int, file: str) -> None:
         """Show the number of rows read so far, and the current file."""
@@ -259,29 +237,28 @@ class _Progress:
             self._status.update(what)
         elif read - self._told >= _TOLD_EVERY:
             self._told = read
-            self._console.out(what, highlight=False)
+            self._console.say(what)
 
 
-def _already(uri: str, token: str, version: int | None, console: Console, *, as_json: bool) -> int:
+def _already(call: Call, token: str, version: int | None, *, as_json: bool) -> int:
     where = "an older version" if version is None else f"version {version}"
     if as_json:
         write_json({"token": token, "already": True, "loaded_in": version})
     else:
-        console.out(
-            f"already loaded in {where} of {uri} (token {token}); nothing was done. To load the files again, give "
-            "another --token",
-            highlight=False,
+        call.console.say(
+            f"already loaded in {where} of {call.uri} (token {token}); nothing was done. To load the files again, give "
+            "another --token"
         )
     return 0
 
 
-def _dry(uri: str, checked: CheckedRows, token: str, console: Console, *, as_json: bool) -> int:
+def _dry(call: Call, checked: CheckedRows, token: str, *, as_json: bool) -> int:
     if as_json:
         found = {"rows_read": checked.read, "rows": checked.rows.number, "rows_duplicate": checked.duplicates}
         write_json({"token": token, "dry_run": True, **found})
     else:
         more = f", {_duplicates(checked)}" if checked.duplicates else ""
-        console.out(f"would load {count(checked.rows.number, 'row')} into {uri}{more} (token {token})", highlight=False)
+        call.console.say(f"would load {count(checked.rows.number, 'row')} into {call.uri}{more} (token {token})")
     return 0
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from uuid import UUID
 
 import pyarrow as pa
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.filesize import decimal
 from rich.text import Text
 
@@ -17,9 +17,9 @@ from memwal.flush.base.state import versions
 from memwal.flush.commits.load_notes import noted_token
 from memwal.flush.history.actions import Action, Change, History, read_history
 from memwal.flush.history.diff import VersionDiff, diff_versions
+from memwal.ingest.cli.command import Call
 from memwal.ingest.cli.print import count, plain_table, ranges, span, write_json
 from memwal.ingest.errors import Invalid
-from memwal.ingest.settings.load import Settings
 from memwal.wal.retries import with_retried_reads
 
 _STYLES: Mapping[str, str] = {
@@ -43,35 +43,28 @@ _OF_ROWS = ("append", "insert", "update", "delete", "expire")
 _OF_INDEXES: Mapping[str, str] = {"index built": "build", "index extended": "extend", "index dropped": "drop"}
 
 
-def show_log(settings: Settings, environ: Mapping[str, str], console: Console, *, limit: int, as_json: bool) -> int:
+def show_log(call: Call, *, limit: int, as_json: bool) -> int:
     """Print the newest `limit` versions, newest first. Reads no row, claims nothing.
 
     Raises: NotALanceTable, NotInitialised; wal errors, Corrupt among them.
     """
-    base, store = _opened(settings, environ)
+    base, store = _opened(call)
     history = read_history(store, limit)
     names = {str(region): f"bucket-{bucket}" for bucket, region in enumerate(base.regions)} | _tokens(store, history)
     if as_json:
-        write_json(_history_json(history, names))
+        changes = [_change_json(each, names) for each in history.changes]
+        write_json({"versions": changes, "older": history.older, "cleaned_up_meanwhile": list(history.gone)})
     else:
-        console.print(render(base.uri, history, names, limit))
+        call.console.print(render(base.uri, history, names, limit))
     return 0
 
 
-def show_diff(
-    settings: Settings,
-    environ: Mapping[str, str],
-    console: Console,
-    *,
-    between: tuple[int, int],
-    keys: int,
-    as_json: bool,
-) -> int:
+def show_diff(call: Call, *, between: tuple[int, int], keys: int, as_json: bool) -> int:
     """Print the difference between two versions by key, with at most `keys` keys of each kind. Reads rows.
 
     Raises: Invalid if a version does not exist; NotALanceTable, NotInitialised; wal errors.
     """
-    base, store = _opened(settings, environ)
+    base, store = _opened(call)
     if not base.key:
         raise Invalid(
             f"--diff compares rows by key, and {base.uri} has no key; without --diff the command prints row counts"
@@ -84,7 +77,7 @@ def show_diff(
     if as_json:
         write_json(_diff_json(found, keys))
     else:
-        console.print(render_diff(base.uri, found, keys))
+        call.console.print(render_diff(base.uri, found, keys))
     return 0
 
 
@@ -95,8 +88,8 @@ def _tokens(store: wal.ObjectStore, history: History) -> dict[str, str]:
     return {load: token for load in loads if (token := noted_token(store, UUID(load))) is not None}
 
 
-def _opened(settings: Settings, environ: Mapping[str, str]) -> tuple[flush.BaseTable, wal.ObjectStore]:
-    uri, options = settings.table.uri, settings.storage_options(environ)
+def _opened(call: Call) -> tuple[flush.BaseTable, wal.ObjectStore]:
+    uri, options = call.uri, call.storage_options
     store = with_retried_reads(wal.open_store(uri, options), wal.SystemClock(), wal.WalOptions())
     return flush.BaseTable.open(uri, options), store
 
@@ -146,7 +139,11 @@ def _what(change: Change, regions: Mapping[str, str]) -> Text:
         return Text(f"unknown: the previous version was cleaned up{operation}", style=_PLAIN)
     parts = [*_rows_touched(change.actions), *_commits(change.actions, regions), *_indexes(change.actions)]
     parts += [_loaded(each, regions) for each in change.actions if each.kind in _LOADS]
-    parts += [_phrase(each) for each in change.actions if each.kind in _PHRASES]
+    parts += [
+        Text(_PHRASES[each.kind](each.details), style=_STYLES.get(each.kind, _PLAIN))
+        for each in change.actions
+        if each.kind in _PHRASES
+    ]
     if any(each.kind == "mark" for each in change.actions):
         parts.append(Text("Lance's progress marker updated", style=_PLAIN))
     if change.part_of is not None:
@@ -208,10 +205,6 @@ def _together(names: Sequence[str]) -> str:
     return f"buckets {ranges(numbers)}"
 
 
-def _phrase(action: Action) -> Text:
-    return Text(_PHRASES[action.kind](action.details), style=_STYLES.get(action.kind, _PLAIN))
-
-
 def _compacted(details: Mapping[str, Any]) -> str:
     dropped = details["deleted_rows_dropped"]
     saved = details["bytes_before"] - details["bytes_after"]
@@ -238,14 +231,6 @@ _PHRASES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "barrier": lambda _: "older versions are deleted; writes that were planned on them conflict",
     "other": lambda details: f"nothing changed (Lance: {details['operation']})",
 }
-
-
-def _history_json(history: History, regions: Mapping[str, str]) -> dict[str, Any]:
-    return {
-        "versions": [_change_json(each, regions) for each in history.changes],
-        "older": history.older,
-        "cleaned_up_meanwhile": list(history.gone),
-    }
 
 
 def _change_json(change: Change, regions: Mapping[str, str]) -> dict[str, Any]:

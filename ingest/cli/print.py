@@ -1,25 +1,38 @@
-"""Output of commands: tables, cells, counts, ranges, JSON and CSV."""
+"""Output of commands: tables, cells, counts, ranges, progress bars, JSON and CSV.
+
+Values of rows:
+
+- A float32 is printed as the shortest decimal number that reads back to it: 76.1, not 76.0999984741211.
+- Binary is printed as hexadecimal digits, two for each byte.
+- JSON has no NaN and no infinity: they are the texts "NaN", "Infinity" and "-Infinity", as in protobuf's JSON.
+"""
 
 from __future__ import annotations
 
 import csv
 import json
+import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from textwrap import indent
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
 from rich.filesize import decimal
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
 from memwal.flush.verification.finding import spans
-from memwal.ingest.cli.values import shown_rows, shown_values
+from memwal.ingest.engine.api.python_times import python_values
 from memwal.memtable import TOMBSTONE
+
+_Convert = Callable[[Any], Any]
 
 FIRST_ROWS = 5
 CELL_WIDTH = 40
@@ -81,7 +94,7 @@ def as_rich(rows: pa.Table, width: int = 48) -> Table:
     return table
 
 
-# ---- values --------------------------------------------------------------------------------------------------------
+# ---- cells ---------------------------------------------------------------------------------------------------------
 
 
 def cell(value: Any, width: int = CELL_WIDTH, *, grouped: bool = True) -> Text:
@@ -136,6 +149,24 @@ def ranges(numbers: Iterable[int]) -> str:
     return ", ".join(span(first, last) for first, last in spans(numbers))
 
 
+@contextmanager
+def progress_bar(
+    console: Console, text: str, columns: Iterable[ProgressColumn], total: int | None
+) -> Iterator[Callable[[str, int, int], None] | None]:
+    """Show a progress bar during the context. Yield the function that sets its text, the steps done and their number;
+    None if the console is not a terminal.
+
+    `columns`: after the text and the bar. `total`: steps, until the function is called.
+    """
+    if not console.is_terminal:
+        yield None
+        return
+    shown = (TextColumn("{task.description}"), BarColumn(), *columns, TimeElapsedColumn())
+    with Progress(*shown, console=console, transient=True) as bar:
+        task = bar.add_task(text, total=total)
+        yield lambda text, done, total: bar.update(task, description=text, completed=done, total=total)
+
+
 # ---- for programs --------------------------------------------------------------------------------------------------
 
 
@@ -155,39 +186,98 @@ def print_rows(names: Sequence[str], rows: Iterable[pa.Table], form: str, consol
 
     `form`: "table" (one table per ROWS_PER_PART rows), "json" (one list), "ndjson" (one line per row) or "csv".
     """
-    printed = {"json": _json_part, "ndjson": _ndjson_part, "csv": _csv_part}.get(form)
+    writer = csv.writer(sys.stdout)
     if form == "csv":
-        csv.writer(sys.stdout).writerow(names)
+        writer.writerow(names)
     total = 0
     for part in (part for table in rows for part in in_parts(table)):
-        if printed is None:
+        if form == "table":
             console.print(as_rich(part))
+        elif form == "csv":
+            writer.writerows(zip(*(shown_values(column, form) for column in part.columns), strict=True))
+        elif form == "ndjson":
+            sys.stdout.writelines(json.dumps(row, default=str) + "\n" for row in shown_rows(part, form))
         else:
-            printed(part, first=not total)
+            texts = (indent(json.dumps(row, default=str, indent=2), "  ") for row in shown_rows(part, form))
+            sys.stdout.write(",\n" if total else "[\n")
+            sys.stdout.write(",\n".join(texts))
         total += part.num_rows
         sys.stdout.flush()
     if form == "json":
         sys.stdout.write("\n]\n" if total else "[]\n")
-    elif printed is None and not total:
+    elif form == "table" and not total:
         console.print(as_rich(pa.table({name: [] for name in names})))
     sys.stdout.flush()
     return total
 
 
-def _json_part(rows: pa.Table, *, first: bool) -> None:
-    for row in shown_rows(rows, "json"):
-        text = indent(json.dumps(row, default=str, indent=2), "  ")
-        sys.stdout.write(f"[\n{text}" if first else f",\n{text}")
-        first = False
+# ---- values of rows -----------------------------------------------------------------------------------------------
 
 
-def _ndjson_part(rows: pa.Table, *, first: bool) -> None:
-    del first
-    for row in shown_rows(rows, "ndjson"):
-        sys.stdout.write(json.dumps(row, default=str) + "\n")
+def shown_values(column: pa.ChunkedArray | pa.Array, form: str) -> list[Any]:
+    """Return the values of a column for the output format `form`: those of `python_values`, converted by the rules
+    above.
+
+    For "table" binary stays bytes, which a cell cuts to its width.
+    """
+    values, convert = python_values(column), _converter(column.type, form)
+    return values if convert is None else [None if value is None else convert(value) for value in values]
 
 
-def _csv_part(rows: pa.Table, *, first: bool) -> None:
-    del first
-    columns = (shown_values(column, "csv") for column in rows.columns)
-    csv.writer(sys.stdout).writerows(zip(*columns, strict=True))
+def shown_rows(rows: pa.Table, form: str) -> list[dict[str, Any]]:
+    """Return `rows` as dicts of `shown_values`."""
+    columns = [shown_values(column, form) for column in rows.columns]
+    return [dict(zip(rows.column_names, values, strict=True)) for values in zip(*columns, strict=True)]
+
+
+def _converter(kind: pa.DataType, form: str) -> _Convert | None:
+    """Return the conversion of a type's values; None if they stay unchanged."""
+    json = form in ("json", "ndjson")
+    if pa.types.is_floating(kind):
+        narrow = np.float32 if pa.types.is_float32(kind) else np.float16 if pa.types.is_float16(kind) else None
+        return _number(narrow, json=json) if json or narrow is not None else None
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
+        return None if form == "table" else bytes.hex
+    if pa.types.is_dictionary(kind):
+        return _converter(kind.value_type, form)
+    if pa.types.is_struct(kind):
+        return _struct({field.name: _converter(field.type, form) for field in kind})
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return _list(_converter(kind.value_type, form))
+    return None
+
+
+def _number(narrow: Any, *, json: bool) -> _Convert:
+    def convert(value: float) -> float | str:
+        if math.isfinite(value):
+            return value if narrow is None else float(str(narrow(value)))
+        if not json:
+            return value
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+    return convert
+
+
+def _list(convert: _Convert | None) -> _Convert | None:
+    if convert is None:
+        return None
+    return lambda values: (
+        values  # a text where Python cannot represent a time
+        if isinstance(values, str)
+        else [None if value is None else convert(value) for value in values]
+    )
+
+
+def _struct(converters: dict[str, _Convert | None]) -> _Convert | None:
+    wanted = {name: convert for name, convert in converters.items() if convert is not None}
+    if not wanted:
+        return None
+
+    def convert(value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {
+            name: wanted[name](each) if name in wanted and each is not None else each for name, each in value.items()
+        }
+
+    return convert

@@ -13,36 +13,36 @@ from rich.live import Live
 from rich.text import Text
 
 from memwal import wal
+from memwal.ingest.cli.command import Call
 from memwal.ingest.cli.open import open_for_reading
 from memwal.ingest.cli.print import plain_table, ranges, write_json
 from memwal.ingest.engine.table.pauses import text_of
 from memwal.ingest.service.client.remote import RemoteTable
 from memwal.ingest.service.ops import skew
-from memwal.ingest.settings.load import Settings
 from memwal.ingest.settings.values import format_duration
 
 REFRESH = 1.0
 """Seconds between two refreshes of `--watch`."""
 
 
-def show(settings: Settings, environ: Mapping[str, str], console: Console, *, as_json: bool, watch: bool) -> int:
+def show(call: Call, *, as_json: bool, watch: bool) -> int:
     """Print the status once, or with `watch` every second until interrupted.
 
     On a terminal, `watch` redraws in place; elsewhere, and as JSON, it prints every refresh (JSON: one line each).
     Raises: Invalid if the table does not exist.
     """
     if not watch:
-        _print(current(settings, environ), console, as_json=as_json)
+        _print(current(call), call.console, as_json=as_json)
         return 0
-    clock = wal.SystemClock()
+    console, clock = call.console, wal.SystemClock()
     if as_json or not console.is_terminal:
         while True:
-            _print(current(settings, environ), console, as_json=as_json, indent=None)
+            _print(current(call), console, as_json=as_json, indent=None)
             clock.sleep(REFRESH)
-    with Live(render(current(settings, environ)), console=console, auto_refresh=False) as live:
+    with Live(render(current(call)), console=console, auto_refresh=False) as live:
         while True:
             clock.sleep(REFRESH)
-            live.update(render(current(settings, environ)), refresh=True)
+            live.update(render(current(call)), refresh=True)
 
 
 def _print(status: Mapping[str, Any], console: Console, *, as_json: bool, indent: int | None = 2) -> None:
@@ -52,9 +52,9 @@ def _print(status: Mapping[str, Any], console: Console, *, as_json: bool, indent
         console.print(render(status))
 
 
-def current(settings: Settings, environ: Mapping[str, str]) -> dict[str, Any]:
+def current(call: Call) -> dict[str, Any]:
     """Return the status by `Table.status()`, or by `StoredTable.status()` if no daemon serves the table."""
-    table = open_for_reading(settings, environ)
+    table = open_for_reading(call)
     if isinstance(table, RemoteTable):
         with table:
             return table.status()
@@ -67,6 +67,8 @@ def render(status: Mapping[str, Any]) -> RenderableType:
     for name in ("region", "id", "epoch", "WAL", "flushed", "gen", "in memory", "SSTs", "behind"):
         table.add_column(name, justify="left" if name == "id" else "right", no_wrap=True)
     for region in status["regions"]:
+        waiting = sum(not sst["committed"] for sst in region["ssts"])
+        behind = region["behind"]  # of the oldest row that is not in the base table; only an owner knows it
         table.add_row(
             str(region["bucket"]),
             UUID(region["id"]).hex[:8],
@@ -75,8 +77,8 @@ def render(status: Mapping[str, Any]) -> RenderableType:
             str(region["replay_after"]),
             str(region["generation"]),
             f"{region['memtable_rows']:,}",
-            _pending_ssts(region),
-            _behind(region),
+            f"{len(region['ssts'])} ({waiting} pending)" if waiting else str(len(region["ssts"])),
+            "-" if behind is None else f"{behind['committed']:.1f} s",
         )
     routing = f"{len(status['regions'])} regions claimed, routing version {status.get('routing', 1)}"
     head = f"{status['table']}: version {status['base_version']}, {status['rows']:,} rows committed, {routing}"
@@ -93,7 +95,12 @@ def render(status: Mapping[str, Any]) -> RenderableType:
     ]
     above = [head, *_ttl(status), *_owners(status), *paused]
     skewed = [text] if (text := skew.measured(status["regions"])) else []
-    below = [*troubles, *skewed, pending(status), *_storage(status), *_resizing(status)]
+    below = [*troubles, *skewed, pending(status)]
+    if (measured := status.get("storage")) is not None:
+        below.append(space_line(measured["bytes"], measured["factor"], measured["time"]))
+    if sealed := sum(bool(region.get("sealed")) for region in status["regions"]):
+        again = "if it was interrupted, run `memwal regions resize` again"
+        below.append(f"resize in progress: {sealed} regions are sealed; {again}")
     return Group(Text("\n".join(above)), table, Text("\n".join(below)))
 
 
@@ -149,24 +156,6 @@ def _uncommitted(failure: Mapping[str, str], status: Mapping[str, Any]) -> str:
     return f"region {failure['region'] if bucket is None else bucket} cannot be committed: {failure['error']}"
 
 
-def _pending_ssts(region: Mapping[str, Any]) -> str:
-    """Return the number of SSTs, such as "3 (2 pending)"."""
-    waiting = sum(not sst["committed"] for sst in region["ssts"])
-    return f"{len(region['ssts'])} ({waiting} pending)" if waiting else str(len(region["ssts"]))
-
-
-def _behind(region: Mapping[str, Any]) -> str:
-    """Return the age of the oldest row that is not in the base table. Only an owner knows it."""
-    behind = region["behind"]
-    return "-" if behind is None else f"{behind['committed']:.1f} s"
-
-
-def _storage(status: Mapping[str, Any]) -> list[str]:
-    """Return one line about the bytes on storage, if they were measured."""
-    storage = status.get("storage")
-    return [] if storage is None else [space_line(storage["bytes"], storage["factor"], storage["time"])]
-
-
 def space_line(found: Mapping[str, int], factor: float, time: float) -> str:
     """Return bytes by kind and their factor in one line. `time`: of the measurement, in unix seconds."""
     names = {"newest": "newest version", "older": "older versions", "ssts": "SSTs", "log": "log", "orphans": "orphans"}
@@ -174,16 +163,6 @@ def space_line(found: Mapping[str, int], factor: float, time: float) -> str:
     at = datetime.fromtimestamp(time, UTC)
     total = decimal(sum(found.values()))
     return f"on storage: {total}, {factor:.1f} times the newest version ({parts}), at {at:%Y-%m-%d %H:%M} UTC"
-
-
-def _resizing(status: Mapping[str, Any]) -> list[str]:
-    """Return one line if the table is being resized."""
-    sealed = sum(bool(region.get("sealed")) for region in status["regions"])
-    if not sealed:
-        return []
-    return [
-        f"resize in progress: {sealed} regions are sealed; if it was interrupted, run `memwal regions resize` again"
-    ]
 
 
 def pending(status: Mapping[str, Any]) -> str:

@@ -5,48 +5,34 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from memwal.ingest.cli.command import Call, CommandConsole
 from memwal.ingest.cli.open import open_for_reading
-from memwal.ingest.cli.print import as_rich, count, in_parts, write_json
-from memwal.ingest.cli.quiet import CommandConsole
-from memwal.ingest.cli.values import shown_rows
+from memwal.ingest.cli.print import as_rich, count, in_parts, shown_rows, write_json
 from memwal.ingest.engine.api.changes import POSITION, REGION, ROW, Changes
 from memwal.ingest.errors import Invalid
-from memwal.ingest.settings.load import Settings
 
 
-@dataclass(frozen=True, slots=True)
-class Tail:
-    """The arguments of one `memwal tail`."""
-
-    since: str
-    images: str
-    columns: list[str] | None
-    limit: int | None
-    follow: bool
-
-
-def tail(settings: Settings, environ: Mapping[str, str], asked: Tail, form: str, console: CommandConsole) -> int:
+def tail(
+    call: Call, *, since: str, images: str, columns: list[str] | None, limit: int | None, follow: bool, form: str
+) -> int:
     """Print changes up to the end or the limit, with `follow` until interrupted. Then print the position to standard
     error.
 
     Raises: Invalid, also with the reason `changes_gone`.
     """
-    table = open_for_reading(settings, environ)
-    since = _since(asked.since)
-    changes = table.changes(since, images=asked.images, columns=asked.columns, follow=asked.follow)
-    printer = _Printer(changes, form, console, asked.limit)
+    table = open_for_reading(call)
+    changes = table.changes(_since(since), images=images, columns=columns, follow=follow)
+    printer = _Printer(changes, form, call.console, limit)
     with suppress(KeyboardInterrupt):  # ends a tail that follows
         printer.run()
-    if not console.is_quiet:
+    if not call.console.is_quiet:
         again = f" and repeats {count(printer.repeated, 'row')}" if printer.repeated else ""
         print(f"--since '{json.dumps(printer.position)}' continues from here{again}", file=sys.stderr)
     return 0

@@ -2,37 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import asdict
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import MofNCompleteColumn
 from rich.text import Text
 
 from memwal import wal
 from memwal.flush.verification.finding import Finding
-from memwal.flush.verification.runner import Progress as OnProgress
 from memwal.flush.verification.runner import Verified, verify_table
-from memwal.ingest.cli.print import count, write_json
-from memwal.ingest.cli.quiet import CommandConsole
-from memwal.ingest.settings.load import Settings
+from memwal.ingest.cli.command import Call
+from memwal.ingest.cli.print import count, progress_bar, write_json
 from memwal.wal.retries import with_retried_reads
 
 DAMAGED = 1
 """Exit code if there are findings."""
 
 
-def show(settings: Settings, environ: Mapping[str, str], console: CommandConsole, *, deep: bool, as_json: bool) -> int:
+def show(call: Call, *, deep: bool, as_json: bool) -> int:
     """Check the table, print one line per finding and a summary; return 0 if clean, else 1. Writes nothing.
 
     Raises: NotALanceTable, NotInitialised; errors of storage.
     """
-    uri, options = settings.table.uri, settings.storage_options(environ)
-    clock = wal.SystemClock()
-    store = with_retried_reads(wal.open_store(uri, options), clock, wal.WalOptions())
+    console, clock = call.console, wal.SystemClock()
+    store = with_retried_reads(wal.open_store(call.uri, call.storage_options), clock, wal.WalOptions())
     began = clock.monotonic()
-    with _progress(console, wanted=not (as_json or console.is_quiet)) as told:
-        found = verify_table(store, uri, deep=deep, on_progress=told)
+    silent = as_json or console.is_quiet
+    with nullcontext() if silent else progress_bar(console, "checking", [MofNCompleteColumn()], 100) as told:
+        found = verify_table(store, call.uri, deep=deep, on_progress=told)
     if as_json:
         write_json({**asdict(found), "clean": not found.findings})
     else:
@@ -56,19 +53,3 @@ def _summary(found: Verified, seconds: float) -> Text:
     if not found.findings:
         return Text.assemble(("clean", "bold green"), f": {looked}")
     return Text.assemble((count(len(found.findings), "finding"), "bold red"), f": {looked}")
-
-
-@contextmanager
-def _progress(console: CommandConsole, *, wanted: bool) -> Iterator[OnProgress | None]:
-    """Show a progress bar on a terminal during the context; elsewhere nothing."""
-    if not wanted or not console.is_terminal:
-        yield None
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("checking")
-
-        def told(what: str, done: int, total: int) -> None:
-            bar.update(task, description=what, completed=done, total=total)
-
-        yield told

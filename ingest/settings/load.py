@@ -18,44 +18,11 @@ from memwal.ingest.errors import Invalid
 from memwal.ingest.secret_refs import redacted
 from memwal.ingest.settings.model import Settings
 from memwal.ingest.settings.problems import Problem, of_section, section_type, unknown_section
-from memwal.ingest.settings.process_sections import (
-    CostSettings,
-    DaemonSettings,
-    DlqSettings,
-    LogSettings,
-    SinkSettings,
-    SourceSettings,
-)
 from memwal.ingest.settings.rules import conflicts, relations
-from memwal.ingest.settings.table_sections import (
-    CommitSettings,
-    FlushSettings,
-    MemtableSettings,
-    RegionsSettings,
-    TableSettings,
-    WalSettings,
-)
 from memwal.ingest.settings.values import Section
 from memwal.ingest.suggest import suggestion
 
-__all__ = [
-    "CommitSettings",
-    "CostSettings",
-    "DaemonSettings",
-    "DlqSettings",
-    "FlushSettings",
-    "LogSettings",
-    "MemtableSettings",
-    "RegionsSettings",
-    "Settings",
-    "SinkSettings",
-    "SourceSettings",
-    "TableSettings",
-    "WalSettings",
-    "load",
-    "load_every",
-    "pipelines_of",
-]
+__all__ = ["Settings", "load", "load_every", "pipelines_of"]
 
 PREFIX = "MEMWAL__"
 PIPELINES = "pipelines"

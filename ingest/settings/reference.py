@@ -40,7 +40,7 @@ def to_dict(settings: Settings, *, hide: bool = False) -> dict[str, dict[str, An
     """
     return {
         section: {key: _plain(field, getattr(part, key), hide) for key, field in type(part).model_fields.items()}
-        for section, part in _sections(settings)
+        for section, part in settings
     }
 
 
@@ -54,7 +54,7 @@ def render_settings(settings: Settings, *, comments: bool = False) -> str:
         lines.append(f"[{section}]")
         for key, value in values.items():
             if comments:
-                lines.append(f"# {model.model_fields[key].description}")
+                lines.append(f"# {_meaning(model.model_fields[key])}")
             lines.append(f"{key} = {toml_value(value)}")
         parts.append("\n".join(lines) + "\n")
     return "\n".join(parts)
@@ -68,7 +68,7 @@ def render_reference() -> str:
         parts += [f"**`[{section}]`** {_title(model)}", "", "| key | type | default | meaning |", "|---|---|---|---|"]
         for key, value in values.items():
             field = model.model_fields[key]
-            parts.append(f"| `{key}` | {_type_words(field)} | `{toml_value(value)}` | {field.description} |")
+            parts.append(f"| `{key}` | {_type_words(field)} | `{toml_value(value)}` | {_meaning(field)} |")
         parts.append("")
     return "\n".join(parts)
 
@@ -77,8 +77,8 @@ def _title(model: type[Section]) -> str:
     return (model.__doc__ or "").splitlines()[0]
 
 
-def _sections(settings: Settings) -> list[tuple[str, Section]]:
-    return [(name, getattr(settings, name)) for name in Settings.model_fields]
+def _meaning(field: FieldInfo) -> str:
+    return " ".join((field.description or "").split())
 
 
 def _plain(field: FieldInfo, value: Any, hide: bool) -> Any:

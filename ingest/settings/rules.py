@@ -5,7 +5,9 @@ A problem that depends on a rejected value is dropped (`Problem.needs`), so one 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 
@@ -13,19 +15,37 @@ from memwal.flush.base.create import is_version_type
 from memwal.flush.base.row_hash import is_hashed
 from memwal.flush.base.ttl import MAX_SECONDS, MIN_SECONDS, is_time
 from memwal.ingest.settings.endpoints import expanded
-from memwal.ingest.settings.kafka_rules import of_kafka
 from memwal.ingest.settings.model import Settings, index_spec
 from memwal.ingest.settings.problems import Problem
-from memwal.ingest.settings.process_sections import DaemonSettings
-from memwal.ingest.settings.table_sections import TableSettings
+from memwal.ingest.settings.sections import KAFKA, DaemonSettings, SourceSettings, TableSettings
 from memwal.ingest.settings.values import Index, format_duration, format_size
 from memwal.ingest.suggest import suggestion
+from memwal.ingest.values.avro import check_schema
+from memwal.ingest.values.spec import build
 from memwal.ingest.values.type_names import parse_type
 from memwal.memtable.errors import InvalidRows
 from memwal.memtable.index_spec import check_indexes, is_key_type
 
 INDEX_KINDS = ("ivf_pq", "fts", "btree")
 RESERVED = ("_tombstone", "_distance", "_score", "_rowid", "_rowaddr")
+_ONLY_KAFKA = (
+    *("brokers", "topics", "topic_pattern", "starting_offsets", "max_offsets_per_trigger", "fail_on_data_loss"),
+    *("value_format", "avro_schema", "registry", "registry_options", "envelope", "delete_when", "columns", "fields"),
+)
+_ONLY_FILES = ("path", "feed", "feed_every", "files_per_trigger")
+_KAFKA_SETTINGS: Mapping[str, str] = {
+    "kafka.bootstrap.servers": "brokers",
+    "kafka.auto.offset.reset": "starting_offsets",
+    "assign": "topics",
+    "subscribe": "topics",
+    "subscribepattern": "topic_pattern",
+    "startingoffsets": "starting_offsets",
+    "maxoffsetspertrigger": "max_offsets_per_trigger",
+    "failondataloss": "fail_on_data_loss",
+}
+_SET_BY_SPARK = ("enable.auto.commit", "key.deserializer", "value.deserializer", "interceptor.classes")
+_REGISTRY = ("username", "password", "token")
+_BROKER = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:\s,]+):[0-9]{1,5}")
 
 
 def relations(settings: Settings, refused: Collection[tuple[str, str]]) -> list[Problem]:
@@ -97,30 +117,24 @@ def of_limits(settings: Settings) -> Iterator[Problem]:
     """Check sizes and times that limit each other."""
     wal, memtable = settings.wal, settings.memtable
     if memtable.size_max > memtable.unflushed_max:
-        yield Problem(
-            "memtable",
-            "unflushed_max",
+        text = (
             f"unflushed_max = {format_size(memtable.unflushed_max)!r} is less than size_max = "
-            f"{format_size(memtable.size_max)!r}: puts would block before the memtable is frozen; raise it",
-            needs=(("memtable", "size_max"),),
+            f"{format_size(memtable.size_max)!r}: puts would block before the memtable is frozen; raise it"
         )
+        yield Problem("memtable", "unflushed_max", text, needs=(("memtable", "size_max"),))
     commit = settings.commit
     if 0 < commit.pending_max <= commit.ssts_max and commit.interval > 0:
-        yield Problem(
-            "commit",
-            "pending_max",
+        text = (
             f"pending_max = {commit.pending_max} must be more than ssts_max = {commit.ssts_max}: puts would "
-            "block before every commit; raise it, or set 0 for no limit",
-            needs=(("commit", "ssts_max"),),
+            "block before every commit; raise it, or set 0 for no limit"
         )
+        yield Problem("commit", "pending_max", text, needs=(("commit", "ssts_max"),))
     if wal.put_timeout > wal.retry_budget:
-        yield Problem(
-            "wal",
-            "retry_budget",
+        text = (
             f"retry_budget = {format_duration(wal.retry_budget)!r} is shorter than one attempt (put_timeout = "
-            f"{format_duration(wal.put_timeout)!r}); raise retry_budget or lower put_timeout",
-            needs=(("wal", "put_timeout"),),
+            f"{format_duration(wal.put_timeout)!r}); raise retry_budget or lower put_timeout"
         )
+        yield Problem("wal", "retry_budget", text, needs=(("wal", "put_timeout"),))
 
 
 def of_source(settings: Settings) -> Iterator[Problem]:
@@ -299,3 +313,117 @@ def _of_index(schema: pa.Schema, column: str, index: Index) -> str:
 
 def _column(name: str) -> tuple[tuple[str, str], ...]:
     return (("table", f"columns.{name}"),)
+
+
+# ---- Kafka ---------------------------------------------------------------------------------------------------------
+
+
+def of_kafka(settings: Settings) -> Iterator[Problem]:
+    """Check all Kafka settings that need no broker."""
+    source = settings.source
+    if source.format != KAFKA:
+        yield from _misplaced(source, _ONLY_KAFKA, f'is for format = "kafka", not for {source.format!r}; remove it')
+        return
+    yield from _misplaced(source, _ONLY_FILES, "is for file sources; remove it")
+    yield from _of_topics(source)
+    yield from _of_options(source)
+    yield from _of_offsets(source)
+    yield from _of_values(source)
+    if source.delete_when and settings.table.append_only:
+        yield Problem(
+            "source",
+            "delete_when",
+            "delete_when needs a key, and append_only = true means no key; remove one of the two",
+        )
+    if settings.table.columns:
+        schema = settings.arrow_schema()
+        needs = (("table", "columns"), *(("table", f"columns.{name}") for name in settings.table.columns))
+        for problem in build(source, schema, settings.table.key)[1]:
+            yield Problem("source", problem.key, problem.text, needs=needs)
+
+
+def _misplaced(source: SourceSettings, names: tuple[str, ...], why: str) -> Iterator[Problem]:
+    for name in names:
+        if _is_set(source, name):
+            yield Problem("source", name, f"{name} {why}")
+
+
+def _is_set(source: SourceSettings, name: str) -> bool:
+    """Return whether a setting differs from its default."""
+    return bool(getattr(source, name) != SourceSettings.model_fields[name].default)
+
+
+def _of_topics(source: SourceSettings) -> Iterator[Problem]:
+    brokers = [each.strip() for each in source.brokers.split(",")]
+    if not source.brokers:
+        yield Problem("source", "brokers", 'brokers is not set; list at least one, such as "localhost:9092"')
+    for broker in brokers if source.brokers else ():
+        if not _BROKER.fullmatch(broker):
+            yield Problem("source", "brokers", f"brokers: {broker!r} is not of the form 'host:port'")
+    if bool(source.topics) == bool(source.topic_pattern):
+        text = "topics and topic_pattern are both set" if source.topics else "topics is not set"
+        yield Problem("source", "topics", f'{text}; set one of them, such as topics = ["flights"]')
+    for topic in source.topics:
+        if not re.fullmatch(r"[a-zA-Z0-9._-]{1,249}", topic):
+            yield Problem("source", "topics", f"topics: {topic!r} is not a topic name; patterns: topic_pattern")
+    try:
+        re.compile(source.topic_pattern)
+    except re.error as error:
+        text = f"topic_pattern = {source.topic_pattern!r} is not a regular expression: {error}; correct it"
+        yield Problem("source", "topic_pattern", text)
+
+
+def _of_options(source: SourceSettings) -> Iterator[Problem]:
+    for name in source.options:
+        if name.lower() in _KAFKA_SETTINGS:
+            yield Problem("source", f"options.{name}", f"options.{name}: set {_KAFKA_SETTINGS[name.lower()]} instead")
+        if name.lower().removeprefix("kafka.") in _SET_BY_SPARK:
+            yield Problem("source", f"options.{name}", f"options.{name}: Spark's source sets it itself; remove it")
+
+
+def _of_offsets(source: SourceSettings) -> Iterator[Problem]:
+    text = source.starting_offsets
+    if text in ("earliest", "latest"):
+        return
+    try:
+        offsets = json.loads(text)
+        for partitions in offsets.values():
+            for number, offset in partitions.items():
+                if int(number) < 0 or isinstance(offset, bool) or not isinstance(offset, int) or offset < -2:
+                    raise ValueError
+    except (ValueError, AttributeError):
+        hint = 'write "earliest", "latest" or JSON such as {"flights": {"0": 17}}'
+        yield Problem("source", "starting_offsets", f"starting_offsets = {text!r} is not valid; {hint}")
+
+
+def _of_values(source: SourceSettings) -> Iterator[Problem]:
+    avro = source.value_format == "avro"
+    if avro and bool(source.avro_schema) == bool(source.registry):
+        yield Problem("source", "value_format", 'value_format = "avro" needs one of avro_schema and registry; set it')
+    for name in ("avro_schema", "registry", "registry_options"):
+        if not avro and _is_set(source, name):
+            text = f'{name} is for value_format = "avro", not for {source.value_format!r}; remove it'
+            yield Problem("source", name, text)
+    yield from _of_schemas(source)
+    if source.value_format == "raw" and source.envelope != "none":
+        yield Problem("source", "envelope", "envelope needs values with fields; set value_format to json or avro")
+    for name, kind in source.fields.items():
+        if pa.types.is_fixed_size_list(parse_type(kind)):
+            yield Problem("source", f"fields.{name}", f"fields.{name}: SQL has no vector type; choose another type")
+
+
+def _of_schemas(source: SourceSettings) -> Iterator[Problem]:
+    if source.avro_schema:
+        try:
+            check_schema(source.avro_schema)
+        except ValueError as error:
+            yield Problem("source", "avro_schema", f"avro_schema {error}; correct it")
+    if "@" in source.registry:  # not repeated: it may contain a password
+        text = "registry has a user name or password in its URL; put them into registry_options"
+        yield Problem("source", "registry", text)
+    elif source.registry and not source.registry.startswith(("http://", "https://")):
+        yield Problem("source", "registry", f"registry = {source.registry!r} must be an http:// or https:// URL")
+    for name in source.registry_options:
+        if name not in _REGISTRY:
+            text = f"registry_options.{name} is not known{suggestion(name, _REGISTRY)}"
+            yield Problem("source", f"registry_options.{name}", text)

@@ -115,6 +115,9 @@ Index = str | dict[str, Any]
 
 
 class Section(BaseModel):
-    """One section of the TOML file. Immutable; rejects unknown keys and values of a wrong type."""
+    """One section of the TOML file. Immutable; rejects unknown keys and values of a wrong type.
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    The docstring of a field is its description.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 
 from memwal.ingest.errors import Invalid
 from memwal.ingest.option_names import FILE_OPTIONS, SPARK_CONF
-from memwal.ingest.settings.load import SourceSettings
+from memwal.ingest.settings.sections import SourceSettings
 
 FILE_FORMATS = ("parquet", "orc", "json", "csv", "text", "avro", "xml")
 FORMATS = (*FILE_FORMATS, "kafka", "delta", "iceberg", "hudi", "rate", "socket")

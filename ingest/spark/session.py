@@ -1,8 +1,13 @@
-"""The Spark session of `memwal run`: find Java, build the configuration, start Spark quickly and quietly.
+"""The Spark session of `memwal run`: find Java, build the configuration, start Spark quickly and quietly; the Python of
+Spark's workers.
 
 Spark's launcher, log4j and the JVM print to the terminal before logging can be configured, and the tracebacks of tasks
 go there too. Therefore the JVM writes into a pipe, and a thread keeps the last lines of it for the error message if
 Spark does not start. Users see errors through `ingest.spark.errors`.
+
+Tasks of the sink and of the data source import memwal. Unless PYSPARK_PYTHON is set, PySpark runs the `python3` on
+PATH. For a program started by the Python of a virtual environment that is not activated, that is another Python,
+without memwal.
 """
 
 from __future__ import annotations
@@ -23,20 +28,22 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from memwal.ingest.errors import Invalid, Unavailable
 from memwal.ingest.secret_refs import resolve_spark
-from memwal.ingest.settings.load import Settings, SourceSettings
-from memwal.ingest.settings.process_sections import KAFKA
-
-CONNECTOR = "spark-sql-kafka-0-10_2.13"  # the only Scala version that Spark 4 supports
-CONFIGURATION = {"spark.sql.subexpressionElimination.enabled": "false"}
+from memwal.ingest.settings.load import Settings
+from memwal.ingest.settings.sections import KAFKA, SourceSettings
+from memwal.ingest.spark.errors import of_spark
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaGateway
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
+
+CONNECTOR = "spark-sql-kafka-0-10_2.13"  # the only Scala version that Spark 4 supports
+CONFIGURATION = {"spark.sql.subexpressionElimination.enabled": "false"}
+
 
 JAVA_MIN = 17
 _PACKAGE = "openjdk-17-jre-headless (Debian, Ubuntu), java-17-openjdk-headless (Fedora) or openjdk@17 (Homebrew)"
@@ -361,3 +368,45 @@ def _spark_jars() -> Path:
     spec = find_spec("pyspark")
     home = os.environ.get("SPARK_HOME") or Path(spec.origin if spec and spec.origin else "").parent
     return Path(home) / "jars"
+
+
+# ---- workers --------------------------------------------------------------------------------------------------------
+
+
+_LOG = logging.getLogger("memwal.spark")
+_VARIABLE = "PYSPARK_PYTHON"
+
+
+def use_own_python(spark: SparkSession) -> None:
+    """Make workers run the Python of this process, if Spark runs on this host and PYSPARK_PYTHON is not set.
+
+    A Spark Connect session is not changed: its workers belong to a server.
+    """
+    context: Any = getattr(spark, "sparkContext", None)
+    if context is None or _VARIABLE in os.environ or not str(context.master).startswith("local"):
+        return
+    if context.pythonExec != sys.executable:
+        _LOG.info("Spark's Python workers run %s; set %s for another Python", sys.executable, _VARIABLE)
+        context.pythonExec = sys.executable
+
+
+def check_workers(spark: SparkSession) -> None:
+    """Call `use_own_python`; if workers run another Python or on other hosts, run a task that checks for memwal.
+
+    Raises: Invalid if memwal is missing or the Python cannot be used; Internal if Spark cannot run the task.
+    """
+    use_own_python(spark)
+    context: Any = getattr(spark, "sparkContext", None)
+    if context is None or (context.pythonExec == sys.executable and str(context.master).startswith("local")):
+        return
+    try:
+        # The task uses the standard library only: a worker without memwal cannot import memwal's functions.
+        (found,) = context.parallelize(["memwal"], 1).map(find_spec).map(bool).collect()
+    except Exception as error:
+        raise of_spark(error) from error
+    if not found:
+        raise Invalid(
+            f"Spark's Python workers run {context.pythonExec}, which cannot import memwal: set {_VARIABLE} to a Python "
+            f"that has it on every host ({sys.executable} has it here), or bring it by spark.submit.pyFiles or "
+            "spark.archives"
+        )

@@ -1,5 +1,7 @@
 """What every Python task of memwal does besides its work: convert errors, skip mapping, limit garbage collection.
 
+**Properties of jobs.** The driver sets a `JobProperty`, tasks on executors read it.
+
 **Jobs that skip mapping.** `drift` reads the records of a micro-batch without mapping them. A Spark plan cannot leave
 out a function over Arrow batches, so a job property makes the function return its input unchanged.
 
@@ -20,10 +22,39 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from memwal.ingest.errors import Invalid, MemWalError, classify, to_wire
 from memwal.ingest.secret_refs import UNRESOLVED
-from memwal.ingest.spark.job_property import JobProperty
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@dataclass(frozen=True, slots=True)
+class JobProperty:
+    """A property that is off by default. `name`: name of the Spark local property."""
+
+    name: str
+
+    @contextmanager
+    def on(self, spark: SparkSession) -> Iterator[None]:
+        """Set the property for the jobs of this thread while the context is open."""
+        context = spark.sparkContext
+        context.setLocalProperty(self.name, "true")
+        try:
+            yield
+        finally:
+            context.setLocalProperty(self.name, None)  # type: ignore[arg-type] # None removes a property
+
+    def is_on(self) -> bool:
+        """Return, on an executor, whether the job of this task has the property. False outside of Spark."""
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        return context is not None and context.getLocalProperty(self.name) == "true"
+
 
 MARK = "memwal-task-error:"
 LOOKING = JobProperty("memwal.look")

@@ -41,7 +41,7 @@ _ENTRY = ("from", "sql", "default", "unit")
 
 
 class MappingSource(Protocol):
-    """The settings of `[source]` that describe the mapping; see `settings.process_sections.SourceSettings`."""
+    """The settings of `[source]` that describe the mapping; see `settings.sections.SourceSettings`."""
 
     @property
     def value_format(self) -> str: ...

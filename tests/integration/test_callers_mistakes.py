@@ -16,6 +16,7 @@ import pytest
 
 import memwal
 from memwal import flush, wal
+from memwal.ingest.cli.command import Call
 from memwal.ingest.cli.open import open_for_reading
 from memwal.ingest.engine.table import owner_notes as owners
 from memwal.ingest.errors import FencedError, Invalid
@@ -193,9 +194,9 @@ def test_a_stale_note_does_not_lead_to_another_tables_daemon(tmp_path: Path) -> 
         store = wal.open_store(settings[0].table.uri)
         for bucket in range(2):
             owners.announce(store, wal.bucket_region(bucket), 2, child.endpoint)
-        assert open_for_reading(settings[0], {}).get([1])["v"].to_pylist() == [0]
-        assert open_for_reading(settings[1], {}).get([1])["v"].to_pylist() == [1]
-        assert isinstance(open_for_reading(settings[1], {}), RemoteTable)
+        assert open_for_reading(Call(settings[0], {})).get([1])["v"].to_pylist() == [0]
+        assert open_for_reading(Call(settings[1], {})).get([1])["v"].to_pylist() == [1]
+        assert isinstance(open_for_reading(Call(settings[1], {})), RemoteTable)
     finally:
         child.stop()
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from memwal.ingest.settings.load import SourceSettings
+from memwal.ingest.settings.sections import SourceSettings
 from memwal.ingest.spark.names import misspelt
 
 FOUND = [

@@ -17,11 +17,11 @@ import lance
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from rich.console import Console
 
 import memwal
 from memwal.flush import BaseTable
 from memwal.ingest.cli import dlq as cli_dlq
+from memwal.ingest.cli.command import Call, CommandConsole
 from memwal.ingest.engine.loads.files import find_files
 from memwal.ingest.engine.loads.formats import tables
 from memwal.ingest.service.client.target import opened
@@ -590,10 +590,10 @@ def dies_at_the_third_job(collected: Callable[..., Any]) -> Callable[..., Any]:
 
 def replayed(source: Stream) -> str:
     """Return the output of `memwal dlq replay`."""
-    console = Console(file=io.StringIO(), width=200)
-    cli_dlq.replay(load(source.config, {}), {}, console, ids=[], stage=None, limit=None)
-    said: str = console.file.getvalue()  # type: ignore[attr-defined]
-    return said
+    output = io.StringIO()
+    call = Call(load(source.config, {}), {}, CommandConsole(file=output, width=200))
+    cli_dlq.replay(call, ids=[], stage=None, limit=None)
+    return output.getvalue()
 
 
 def test_a_refused_row_stays_a_letter_where_its_region_would_take_it_at_the_replay(

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pytest
 
 from memwal.ingest.settings.load import Settings, load
-from memwal.ingest.spark import driver_read
-from memwal.ingest.spark.driver_read import DriverRead
+from memwal.ingest.spark import reading
+from memwal.ingest.spark.reading import DriverRead
 from memwal.ingest.spark.session import configuration, start_session
 from memwal.ingest.spark.sink import foreach_batch
 from memwal.ingest.spark.sink.foreach_batch import MemWalSink
@@ -93,7 +93,7 @@ def test_files_without_rows_are_passed_over(tmp_path: Path, cli: Callable[..., A
 
 
 def test_numbers_of_tasks_are_none_that_spark_gives_a_meaning() -> None:
-    assert next(driver_read._NUMBERS) > 1024
+    assert next(reading._NUMBERS) > 1024
 
 
 # ---- in this process -----------------------------------------------------------------------------------------------
@@ -269,13 +269,13 @@ def test_a_driver_that_is_killed_leaves_no_rows_on_the_disk(
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     kafka.create_topic("driver-file", partitions=1)
     kafka.produce("driver-file", [Record(b'{"id": 1}')])
-    write, found = driver_read._Inside.write, list[list[Path]]()
+    write, found = reading._Inside.write, list[list[Path]]()
 
     def looked_after(inside: Any, batches: Any, path: str) -> None:
         write(inside, batches, path)
         found.append(list(temporary.iterdir()))
 
-    with patch.object(driver_read._Inside, "write", looked_after):
+    with patch.object(reading._Inside, "write", looked_after):
         ((here, by_job, _),) = seen("driver-file", kafka_settings({"id": "int64"}))
     assert here is not None
     assert here["id"].to_pylist() == by_job["id"].to_pylist() == [1]

@@ -21,7 +21,7 @@ from memwal.ingest.service.daemon.service import FlightService
 from memwal.ingest.service.rpc.connection import BATCH_BYTES, Connection
 from memwal.ingest.service.rpc.guard import Guard
 from memwal.ingest.service.rpc.wire import pack
-from memwal.ingest.settings.load import DaemonSettings
+from memwal.ingest.settings.sections import DaemonSettings
 from tests.page_site import Site
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.string())])

@@ -11,7 +11,6 @@ from typing import Any
 
 import lance
 import pytest
-from rich.console import Console
 
 import memwal
 from memwal.flush.history.actions import read_history
@@ -19,6 +18,7 @@ from memwal.flush.verification.runner import verify_table
 from memwal.ingest.cli import log as cli_log
 from memwal.ingest.cli import verify as cli_verify
 from memwal.ingest.cli.app import main
+from memwal.ingest.cli.command import Call, CommandConsole
 from memwal.ingest.settings.load import load
 from memwal.wal import open_store
 from tests.conftest import INDEXES, SCHEMA
@@ -88,7 +88,8 @@ def test_log_tells_every_version_newest_first(run: Callable[..., Any], config: P
 @pytest.mark.parametrize("width", [80, 120])
 def test_log_fits_the_terminal(config: Path, uri: str, width: int) -> None:
     text = io.StringIO()
-    cli_log.show_log(load(config, {}), {}, Console(file=text, width=width), limit=50, as_json=False)
+    call = Call(load(config, {}), {}, CommandConsole(file=text, width=width))
+    cli_log.show_log(call, limit=50, as_json=False)
     lines = text.getvalue().replace(uri, "uri").splitlines()
     assert max(map(len, lines)) <= width
     assert "…" not in text.getvalue()
@@ -186,9 +187,8 @@ def test_verify_of_a_damaged_table_says_what_where_and_how_to_mend_it(
 def test_verify_shows_its_progress_on_a_terminal_alone(config: Path) -> None:
     def shown(terminal: bool) -> str:
         text = io.StringIO()
-        console = Console(file=text, force_terminal=terminal, width=120)
-        console.is_quiet = False  # type: ignore[attr-defined]  # like the console of a command
-        assert cli_verify.show(load(config, {}), {}, console, deep=True, as_json=False) == 0
+        call = Call(load(config, {}), {}, CommandConsole(file=text, force_terminal=terminal, width=120))
+        assert cli_verify.show(call, deep=True, as_json=False) == 0
         return text.getvalue()
 
     assert "checking" in shown(terminal=True)

@@ -18,7 +18,7 @@ from memwal.flush import BaseTable
 from memwal.ingest.engine.api.reads import LEVELS
 from memwal.ingest.engine.read.pinned import Pinned, PinnedReads, pin
 from memwal.ingest.errors import MemWalError, Unavailable
-from memwal.ingest.spark.connector.planning import shares
+from memwal.ingest.spark.connector.source import shares
 from memwal.memtable import InvalidRows
 from memwal.wal.layout import sst_key
 

@@ -28,7 +28,7 @@ from memwal.ingest.service.ops.live_server import QUERY_BYTES
 from memwal.ingest.service.rpc.guard import Guard
 from memwal.ingest.service.rpc.roles import Role
 from memwal.ingest.service.rpc.wire import StreamSum, explained, pack
-from memwal.ingest.settings.load import DaemonSettings
+from memwal.ingest.settings.sections import DaemonSettings
 from tests.integration.test_http_limits import HOST, sent, status
 from tests.page_site import Site
 

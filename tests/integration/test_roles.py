@@ -21,7 +21,7 @@ from memwal.ingest.errors import Invalid
 from memwal.ingest.service.daemon.service import FlightService
 from memwal.ingest.service.rpc.guard import Guard
 from memwal.ingest.service.rpc.wire import pack
-from memwal.ingest.settings.load import DaemonSettings
+from memwal.ingest.settings.sections import DaemonSettings
 
 TOKENS = {"read": "the-readers-token", "write": "the-writers-token", "admin": "the-admins-token"}
 SETTINGS = DaemonSettings(token="env:ADMIN", write_token="env:WRITE", read_token="env:READ")

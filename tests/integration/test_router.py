@@ -19,6 +19,7 @@ import pytest
 
 import memwal
 from memwal.ingest.cli import status as cli_status
+from memwal.ingest.cli.command import Call
 from memwal.ingest.cli.open import open_for_reading
 from memwal.ingest.engine.api import deletes
 from memwal.ingest.engine.region.writer import RegionWriter
@@ -506,15 +507,15 @@ def test_commands_find_all_owners(
     client.put(made.rows(range(40)), durable=False)
     configured = load(small_config("named.toml", daemon={"endpoints": [both.endpoints[1]]}), {})
     bare = load(small_config("bare.toml"), {})
-    assert isinstance(open_for_reading(bare, {}), StoredTable)
+    assert isinstance(open_for_reading(Call(bare, {})), StoredTable)
     for table, endpoint in zip(both.tables, both.endpoints, strict=True):
         table.announce(endpoint)
     for settings in (configured, bare):
-        found = open_for_reading(settings, {})
+        found = open_for_reading(Call(settings, {}))
         assert isinstance(found, RemoteTable)
         assert found.count() == 40
-        owners = {region["owner"] for region in cli_status.current(settings, {})["regions"]}
+        owners = {region["owner"] for region in cli_status.current(Call(settings, {}))["regions"]}
         assert owners == set(both.endpoints)
         found.close()
     both.tables[0].release(both.regions[0])
-    assert isinstance(open_for_reading(bare, {}), StoredTable)
+    assert isinstance(open_for_reading(Call(bare, {})), StoredTable)

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import memwal
 from memwal.ingest.service.ops.metrics import Scrape
 from memwal.ingest.service.ops.storage import LANCE, KindRequests, StorageCollector
-from memwal.ingest.settings.load import CostSettings
+from memwal.ingest.settings.sections import CostSettings
 from tests import fault_proxy as faults
 from tests.conftest import SCHEMA
 from tests.fault_proxy import FaultProxy, Request

@@ -14,8 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from memwal.ingest.cli.print import cell, print_rows
-from memwal.ingest.cli.values import shown_values
+from memwal.ingest.cli.print import cell, print_rows, shown_values
 
 FORMS = ("table", "json", "ndjson", "csv")
 

@@ -18,8 +18,7 @@ from memwal import wal
 from memwal.ingest.engine.read.pinned import Fragment, Pinned, PinnedRegion
 from memwal.ingest.errors import Invalid, Unavailable
 from memwal.ingest.spark.connector.options import ROWS_PER_PARTITION, ReadOptions
-from memwal.ingest.spark.connector.planning import BYTES_PER_PARTITION, Share, captured, shares
-from memwal.ingest.spark.connector.source import MemWalSource
+from memwal.ingest.spark.connector.source import BYTES_PER_PARTITION, MemWalSource, Share, captured, shares
 from memwal.ingest.spark.connector.spark_rows import (
     ROWS_PER_BATCH,
     arrow_schema,

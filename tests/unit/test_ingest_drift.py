@@ -17,8 +17,8 @@ from memwal.ingest.errors import Invalid
 from memwal.ingest.settings.load import load
 from memwal.ingest.spark.drift import detect
 from memwal.ingest.spark.drift.detect import FieldsTask, add_columns
-from memwal.ingest.spark.drift.file_fields import kind_of
 from memwal.ingest.spark.drift.kinds import ANY, EXACT, Kind, column, listed, new_columns, packed, unpacked, widened
+from memwal.ingest.spark.drift.schemas import kind_of
 from memwal.ingest.spark.schema import spark_type
 from memwal.ingest.spark.source.columns import PROBLEM
 from memwal.ingest.spark.source.kafka.rows import column_name, mapped, record_mapping

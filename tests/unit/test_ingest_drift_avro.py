@@ -15,9 +15,9 @@ import pytest
 
 from memwal.flush import BaseTable
 from memwal.ingest.errors import Invalid, Unavailable
-from memwal.ingest.spark.drift.avro_fields import fields_of_schema
 from memwal.ingest.spark.drift.detect import MOST_COLUMNS, ColumnsAdded, Drift, FieldsTask
 from memwal.ingest.spark.drift.kinds import ANY, Kinds, new_columns, unpacked
+from memwal.ingest.spark.drift.schemas import fields_of_schema
 from memwal.ingest.spark.errors import found_in
 from memwal.ingest.spark.source.columns import PROBLEM
 from memwal.ingest.spark.source.kafka.rows import column_name, mapped, record_mapping

@@ -16,7 +16,7 @@ import memwal
 from memwal import flush, wal
 from memwal.flush import bloom_bytes, contains
 from memwal.flush.commits.plan import plan_key
-from memwal.ingest.cli.dump.describe import describe
+from memwal.ingest.cli.describe import describe
 from memwal.ingest.errors import Invalid
 from memwal.memtable import IndexSpec, MemTable, row_schema, tombstones, with_tombstone
 from memwal.wal import layout

@@ -10,8 +10,8 @@ import pytest
 from memwal.ingest.errors import Invalid
 from memwal.ingest.settings.reference import render_settings
 from memwal.ingest.spark.session import connector
-from memwal.ingest.spark.source.kafka.admin import wanted
 from memwal.ingest.spark.source.kafka.stream import _reader_options, check_reachable
+from memwal.ingest.spark.source.kafka.topics import wanted
 from memwal.ingest.values.spec import references
 from tests.kafka_records import kafka_settings
 

@@ -12,8 +12,7 @@ import pytest
 from memwal import Invalid
 from memwal.ingest.settings.load import Settings, load
 from memwal.ingest.spark.checkpoint_files import LocalFiles
-from memwal.ingest.spark.source.kafka.admin import Topic
-from memwal.ingest.spark.source.kafka.topics import TopicGuard, check_places
+from memwal.ingest.spark.source.kafka.topics import Topic, TopicGuard, check_places
 
 
 def of(at: Path | str, **source: Any) -> Settings:

@@ -15,7 +15,7 @@ from memwal.ingest.engine.api.keys import normalise_keys
 from memwal.ingest.engine.loads.files import find_files
 from memwal.ingest.engine.loads.formats import tables
 from memwal.ingest.errors import Invalid
-from memwal.ingest.settings.process_sections import SourceSettings
+from memwal.ingest.settings.sections import SourceSettings
 from memwal.ingest.spark.dlq.sources import rows_of_json
 from memwal.ingest.spark.source.columns import PROBLEM
 from memwal.ingest.spark.source.kafka.rows import column_name, mapped, record_mapping

@@ -17,7 +17,7 @@ from memwal.ingest.service.ops.health import Health, of_regions
 from memwal.ingest.service.ops.logs import configure_logs
 from memwal.ingest.service.ops.metrics import Scrape
 from memwal.ingest.service.ops.storage import StorageCollector, StorageRates
-from memwal.ingest.settings.load import CostSettings
+from memwal.ingest.settings.sections import CostSettings
 from memwal.ingest.spark.pipeline.metrics import RunCollector, RunMeter, rows_behind
 from memwal.ingest.spark.sink.receipts import BatchReceipt, RegionReceipt
 from memwal.wal import bucket_region

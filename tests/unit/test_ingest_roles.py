@@ -12,7 +12,7 @@ import pytest
 from memwal.ingest.errors import Invalid
 from memwal.ingest.service.rpc.guard import Guard
 from memwal.ingest.service.rpc.roles import GRACE, LOOK_EVERY, Role, Tokens, permits
-from memwal.ingest.settings.load import DaemonSettings
+from memwal.ingest.settings.sections import DaemonSettings
 from tests.support.clock import FakeClock
 
 ENV = {"ADMIN": "the-admins-token", "WRITER": "the-writers-token", "READER": "the-readers-token"}

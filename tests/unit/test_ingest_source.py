@@ -9,9 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from memwal.ingest.errors import Invalid
-from memwal.ingest.settings.load import SourceSettings
-from memwal.ingest.spark.schema import spark_schema
-from memwal.ingest.spark.source.file_types import readable
+from memwal.ingest.settings.sections import SourceSettings
+from memwal.ingest.spark.schema import readable, spark_schema
 from memwal.ingest.spark.source.files import check_source
 from memwal.ingest.values.type_names import SIMPLE, parse_type
 

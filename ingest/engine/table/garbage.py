@@ -17,7 +17,7 @@ from rich.filesize import decimal
 from memwal import flush, wal
 from memwal.flush.garbage.ssts import RegionListing
 from memwal.ingest import tracing
-from memwal.ingest.settings.table_sections import GcSettings
+from memwal.ingest.settings.sections import GcSettings
 from memwal.wal import ManifestGarbage
 
 _MANIFESTS_EVERY = 3600.0

@@ -80,7 +80,7 @@ from memwal.ingest.service.rpc.wire import (
     read_named,
     unpack,
 )
-from memwal.ingest.settings.load import DaemonSettings
+from memwal.ingest.settings.sections import DaemonSettings
 
 T = TypeVar("T")
 _EVENTS = 20

@@ -17,7 +17,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from memwal.ingest.service.ops.metrics import Declared, families
-from memwal.ingest.settings.load import CostSettings
+from memwal.ingest.settings.sections import CostSettings
 from memwal.wal import REQUESTS, Clock
 
 LANCE = "lance"

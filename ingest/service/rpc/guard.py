@@ -22,7 +22,7 @@ from memwal.ingest.service.rpc.refused import Refused
 from memwal.ingest.service.rpc.roles import Role, Tokens
 from memwal.ingest.service.rpc.tls import authority, load_pair, read_pem
 from memwal.ingest.settings.endpoints import is_loopback
-from memwal.ingest.settings.load import DaemonSettings
+from memwal.ingest.settings.sections import DaemonSettings
 
 REFUSED = "missing or wrong token"
 _BEARER = "bearer"

@@ -24,7 +24,7 @@ from pydantic import SecretStr
 
 from memwal.ingest.errors import Invalid
 from memwal.ingest.secret_refs import FROM_FILE, resolve_one
-from memwal.ingest.settings.load import DaemonSettings
+from memwal.ingest.settings.sections import DaemonSettings
 from memwal.wal import Clock, SystemClock
 
 Role = Literal["read", "write", "admin"]

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self, cast, get_args
 
 from pydantic import SecretStr
 
+from memwal import flush
 from memwal.ingest.engine.api.changes import Images, Position, checked_end, checked_images
 from memwal.ingest.engine.api.missing import Missing
 from memwal.ingest.engine.api.reads import Level, check_level
@@ -18,8 +19,8 @@ from memwal.ingest.secret_refs import resolve
 from memwal.ingest.service.rpc.credentials import Access
 from memwal.ingest.settings.endpoints import configured_endpoint
 from memwal.ingest.settings.load import load
-from memwal.ingest.settings.paths import with_absolute_paths
-from memwal.ingest.settings.process_sections import SinkSettings
+from memwal.ingest.settings.model import with_absolute_paths
+from memwal.ingest.settings.sections import SinkSettings
 from memwal.ingest.suggest import suggestion
 
 STORAGE = "storage_options."
@@ -169,6 +170,14 @@ class WriteOptions(TableOptions):
 def resolved(storage: Sequence[tuple[str, str]]) -> dict[str, str]:
     """Return storage options with every secret resolved in this process. Raises: Invalid."""
     return resolve({name: SecretStr(value) for name, value in storage}, os.environ, "option storage_options")
+
+
+def opened_table(uri: str, storage: Mapping[str, str]) -> flush.BaseTable:
+    """Open the newest version of a table. Raises: Invalid for an unknown table."""
+    try:
+        return flush.BaseTable.open(uri, storage)
+    except flush.NotALanceTable:
+        raise Invalid(f"{uri}: no Lance table is there; correct the address in load()") from None
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ def register_spark(spark: SparkSession) -> None:
     Raises: Invalid if `spark` is not a session of PySpark, PySpark is not installed, or workers cannot import memwal.
     """
     from memwal.ingest.spark.connector.source import MemWalSource
-    from memwal.ingest.spark.workers import check_workers
+    from memwal.ingest.spark.session import check_workers
 
     if not hasattr(spark, "dataSource"):
         raise Invalid(f"register_spark takes a SparkSession, not a {type(spark).__name__}")

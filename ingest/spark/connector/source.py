@@ -1,4 +1,4 @@
-"""Spark's data source `memwal`.
+"""Spark's data source `memwal`, and its reads: one moment of the table, divided into partitions.
 
     memwal.register_spark(spark)
     spark.read.format("memwal").option("level", "durable").load("s3://bucket/table.lance")
@@ -9,10 +9,12 @@ as a pickle. The README has the steps of a read, and the reason why filters are 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NoReturn
+from uuid import UUID
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
@@ -24,10 +26,22 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from memwal.ingest.engine.read.pinned import Pinned, PinnedReads
-from memwal.ingest.errors import Invalid, translate_errors
-from memwal.ingest.spark.connector.options import SINCE, ChangeOptions, ReadOptions, WriteOptions, resolved
-from memwal.ingest.spark.connector.planning import Moment, Share, captured, shares
+from memwal import wal
+from memwal.flush import BaseTable
+from memwal.ingest.engine.read.base import BaseReads
+from memwal.ingest.engine.read.pinned import Fragment, Pinned, PinnedReads, pin
+from memwal.ingest.engine.read.request import check_filter
+from memwal.ingest.engine.table import owner_notes as owners
+from memwal.ingest.errors import Invalid, Unavailable, translate_errors
+from memwal.ingest.service.client.connect import served_table
+from memwal.ingest.spark.connector.options import (
+    SINCE,
+    ChangeOptions,
+    ReadOptions,
+    WriteOptions,
+    opened_table,
+    resolved,
+)
 from memwal.ingest.spark.connector.spark_rows import arrow_schema, expect_types, schema_of_columns, spark_batches
 from memwal.ingest.spark.connector.stream import MemWalStreamReader, schema_of_changes
 from memwal.ingest.spark.connector.writer import MemWalStreamWriter
@@ -164,3 +178,82 @@ def _opened(pinned: Pinned, storage: tuple[tuple[str, str], ...]) -> PinnedReads
     A Python worker caches them for its partitions, so it reads the keys above the base once.
     """
     return PinnedReads(pinned, resolved(storage))
+
+
+# ---- the driver's part of a read ------------------------------------------------------------------------------------
+
+
+BYTES_PER_PARTITION = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A moment of a table, and its columns then. Can be pickled; contains no secret."""
+
+    pinned: Pinned
+    schema: pa.Schema
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The rows of one partition: those above the base of one region, or those of some fragments of the base."""
+
+    region: UUID | None = None
+    fragments: tuple[int, ...] = ()
+
+
+def captured(options: ReadOptions) -> Moment:
+    """Return the current moment of the table. The room's README has the steps.
+
+    Raises: Invalid for an unknown table, a wrong filter or rejected credentials; Unavailable.
+    """
+    storage = options.storage_options()
+    base = opened_table(options.uri, storage)
+    store = wal.open_store(options.uri, storage)
+    if options.level == "latest":
+        _make_durable(base, store, options)
+    pinned, newest = pin(base, store, options.level)
+    if options.filter is not None:
+        check_filter(options.filter, BaseReads(newest).check, newest.schema.names)
+    return Moment(pinned, newest.schema)
+
+
+def _make_durable(base: BaseTable, store: wal.ObjectStore, options: ReadOptions) -> None:
+    """If daemons own the table, make the owners append rows that they have acknowledged and not yet appended.
+
+    A read at level `durable` does this: it answers at a moment when every visible row is on storage.
+    """
+
+    def find() -> Sequence[str]:
+        notes = owners.find(store, base.regions)
+        return () if notes is None else notes.endpoints
+
+    served = served_table(base, store, options.access.options, options.endpoints, find)
+    if served is None and options.endpoints:
+        endpoints = ", ".join(options.endpoints)
+        raise Unavailable(f"{endpoints}: no daemon that serves {base.uri} answers; correct the option endpoint")
+    if served is not None:
+        with closing(served):
+            served.scan(columns=base.schema.names[:1], limit=0, level="durable")
+
+
+def shares(pinned: Pinned, rows_per_partition: int) -> list[Share]:
+    """Divide the rows of a moment: first one share per region with rows above the base, then groups of fragments.
+
+    A group has at most `rows_per_partition` rows and `BYTES_PER_PARTITION` bytes, or one fragment with more.
+    """
+    above = [Share(region=region.region) for region in pinned.regions]
+    return [*above, *(Share(fragments=group) for group in _groups(pinned.fragments, rows_per_partition))]
+
+
+def _groups(fragments: Sequence[Fragment], most: int) -> Iterator[tuple[int, ...]]:
+    group: list[int] = []
+    rows = size = 0
+    for fragment in fragments:
+        if group and (rows + fragment.rows > most or size + fragment.bytes > BYTES_PER_PARTITION):
+            yield tuple(group)
+            group, rows, size = [], 0, 0
+        group.append(fragment.id)
+        rows, size = rows + fragment.rows, size + fragment.bytes
+    if group:
+        yield tuple(group)

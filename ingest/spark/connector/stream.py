@@ -24,8 +24,7 @@ from memwal.ingest.engine.changes.ranges import ChangeRanges, Part
 from memwal.ingest.engine.changes.reader import expect_names_free
 from memwal.ingest.engine.read.request import checked_columns
 from memwal.ingest.errors import Invalid, translate_errors
-from memwal.ingest.spark.connector.options import SINCE, ChangeOptions, resolved
-from memwal.ingest.spark.connector.planning import opened_table
+from memwal.ingest.spark.connector.options import SINCE, ChangeOptions, opened_table, resolved
 from memwal.ingest.spark.connector.spark_rows import arrow_schema, expect_types, schema_of_columns, spark_batches
 from memwal.ingest.spark.task import source_edge
 

@@ -19,8 +19,7 @@ from memwal import wal
 from memwal.ingest.engine.api.missing import OPTION, CallersColumns, choices, missing_rule
 from memwal.ingest.engine.table.owner_notes import NotesFinder
 from memwal.ingest.errors import Invalid, Unavailable, translate_errors
-from memwal.ingest.spark.connector.options import WriteOptions, resolved
-from memwal.ingest.spark.connector.planning import opened_table
+from memwal.ingest.spark.connector.options import WriteOptions, opened_table, resolved
 from memwal.ingest.spark.sink.receipts import refuse_older
 from memwal.ingest.spark.sink.route import RouteTask
 from memwal.ingest.spark.sink.send import SendTask, required_of

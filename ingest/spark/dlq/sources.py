@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from memwal.ingest.settings.load import Settings
-from memwal.ingest.settings.process_sections import KAFKA
-from memwal.ingest.spark.dlq.bad_rows import BadRow, problems_of
-from memwal.ingest.spark.dlq.file_rows import columns_of
+from memwal.ingest.settings.sections import KAFKA
+from memwal.ingest.spark.dlq.bad_rows import BadRow, columns_of, problems_of
 from memwal.ingest.spark.source.columns import DELETE, OFFSET, PARTITION, TOPIC
 from memwal.ingest.spark.source.json_lines import has_lines
 from memwal.ingest.spark.source.kafka.rows import record_mapping, rows_without_sql
@@ -58,16 +58,16 @@ def by_source(settings: Settings, schema: pa.Schema, key: tuple[str, ...]) -> Ma
 def _of_kind(*, of_topics: bool, read: Map) -> Map:
     other = "a file" if of_topics else "a Kafka topic"
     why = BadRow("map", None, f"it came from {other}; replay it with the configuration of that source")
+    return lambda letters: _read_some(letters, np.asarray(letters["topic"].is_valid()) == of_topics, read, why)
 
-    def of_either(letters: pa.Table) -> Mapped:
-        ours = np.asarray(letters["topic"].is_valid()) == of_topics
-        numbers = np.flatnonzero(ours)
-        found = read(letters.take(pa.array(numbers)))
-        failed = {int(numbers[at]): each for at, each in found.failed.items()}
-        failed |= {int(at): why for at in np.flatnonzero(~ours)}
-        return Mapped(found.rows, [int(numbers[at]) for at in found.of], failed)
 
-    return of_either
+def _read_some(letters: pa.Table, wanted: npt.NDArray[np.bool_], read: Map, why: BadRow) -> Mapped:
+    """Read the letters in `wanted`; the others fail for the reason `why`."""
+    numbers = np.flatnonzero(wanted)
+    found = read(letters.take(pa.array(numbers)))
+    failed = {int(numbers[at]): each for at, each in found.failed.items()}
+    failed |= {int(at): why for at in np.flatnonzero(~wanted)}
+    return Mapped(found.rows, [int(numbers[at]) for at in found.of], failed)
 
 
 # ---- records of Kafka ----------------------------------------------------------------------------------------------
@@ -81,11 +81,7 @@ def rows_of_records(letters: pa.Table, mapping: RecordMapping, settings: Setting
     old = BadRow(
         "map", None, "the mapping reads headers, which this dead letter does not have; produce the record again"
     )
-    numbers = np.flatnonzero(kept)
-    found = _rows_of(letters.take(pa.array(numbers)), mapping, settings)
-    failed = {int(numbers[at]): each for at, each in found.failed.items()}
-    failed |= {int(at): old for at in np.flatnonzero(~kept)}
-    return Mapped(found.rows, [int(numbers[at]) for at in found.of], failed)
+    return _read_some(letters, kept, lambda some: _rows_of(some, mapping, settings), old)
 
 
 def _rows_of(letters: pa.Table, mapping: RecordMapping, settings: Settings) -> Mapped:

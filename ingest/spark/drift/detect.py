@@ -3,8 +3,8 @@
 Steps for a micro-batch:
 
 1. Its records are examined for fields that the mapping does not read, and for the types of their values: JSON by the
-   values (`kinds`), Avro by the writer's schemas, each once (`avro_fields`), Parquet and ORC by the schemas of the
-   files (`file_fields`).
+   values (`kinds`), Avro by the writer's schemas, each once (`schemas`), Parquet and ORC by the schemas of the
+   files (`schemas`).
 2. `fail`: the stream ends here. `add`: the driver adds nullable columns to the base table with Lance's own call; if
    several drivers add the same column, one succeeds. *Crash here: the columns exist, null in every row.*
 3. The query is restarted with the table's current columns; the regions follow (`region.admission`). The
@@ -30,9 +30,7 @@ import pyarrow.json
 from memwal.flush import BaseTable
 from memwal.ingest.errors import Invalid, MemWalError, Unavailable
 from memwal.ingest.settings.load import Settings
-from memwal.ingest.settings.process_sections import KAFKA
-from memwal.ingest.spark.drift.avro_fields import fields_of_schema
-from memwal.ingest.spark.drift.file_fields import OWN_SCHEMA, fields_of_files
+from memwal.ingest.settings.sections import KAFKA
 from memwal.ingest.spark.drift.kinds import (
     Kinds,
     described,
@@ -44,6 +42,7 @@ from memwal.ingest.spark.drift.kinds import (
     unpacked,
     widen,
 )
+from memwal.ingest.spark.drift.schemas import OWN_SCHEMA, fields_of_files, fields_of_schema
 from memwal.ingest.spark.errors import of_spark
 from memwal.ingest.spark.source.columns import PLACE, RAW_VALUE
 from memwal.ingest.spark.source.files import NO_GLOB, files_of
@@ -122,7 +121,7 @@ def _at_once(values: list[bytes], known: frozenset[str]) -> Kinds | None:
     """Read all records with Arrow's reader, and return the kinds of fields besides `known`.
 
     Return None if the reader rejects a record or two together, may accept text that is not JSON (see
-    `mapping.json_columns`), or may have rounded a whole number.
+    `values.json_columns`), or may have rounded a whole number.
     """
     joined, given = b"\n".join(values), [each.strip() for each in values]
     if not all(each[:1] == b"{" and each[-1:] == b"}" for each in given) or b"NaN" in joined or b"Inf" in joined:

@@ -3,7 +3,7 @@
 Every value of a field fits its kind, in all records. Numbers widen to wider numbers if those represent each of them
 exactly: whole numbers up to 2^53 beside floats are float64. Lists of one kind of scalar stay lists. Everything else (an
 object, a list of lists, text in one record and a number in another, int64 beside floats, a number beyond int64) is
-`ANY`: a text column that accepts every value, text unchanged and other values as JSON (`mapping.values.ANY_TEXT`), so
+`ANY`: a text column that accepts every value, text unchanged and other values as JSON (`values.values.ANY_TEXT`), so
 that nothing is lost, whatever values follow. None: only nulls and empty lists so far; no column can be created.
 """
 

@@ -31,7 +31,7 @@ from memwal.ingest.service.daemon.workers import PAUSE_FIRST, PAUSE_MOST
 from memwal.ingest.service.open import asking
 from memwal.ingest.service.ops.logs import configure_logs
 from memwal.ingest.settings.load import Settings
-from memwal.ingest.settings.paths import with_absolute_paths
+from memwal.ingest.settings.model import with_absolute_paths
 from memwal.ingest.spark.errors import of_spark
 from memwal.ingest.spark.fleet.channel import DriverChannel
 from memwal.ingest.spark.fleet.slots import check_configuration, patience_of, slots_now, wait_for_slots

@@ -10,14 +10,13 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO
 
 from memwal.flush import BaseTable
 from memwal.flush.backup.record import queries_of_backup
 from memwal.flush.base.setup import Restored
 from memwal.ingest.errors import Invalid
 from memwal.ingest.settings.load import Settings
-from memwal.ingest.settings.paths import is_remote, local_path
+from memwal.ingest.settings.model import is_remote, local_path
 from memwal.ingest.spark.sink.receipts import older
 
 MARKER = "memwal-table"
@@ -72,7 +71,11 @@ def _refuse_newer(settings: Settings, restored: Restored, queries: Mapping[str, 
         return
     query, _, done = found
     kept, checkpoint = queries.get(query, -1), local_path(settings.checkpoint)
-    if done < 0 or done < kept or (done == kept and _noted_before(checkpoint / "commits" / str(done), restored.began)):
+    if done < 0 or done < kept:
+        return
+    commit = checkpoint / "commits" / str(done)
+    # The clocks of the machines may differ.
+    if done == kept and commit.exists() and commit.stat().st_mtime < restored.began - _CLOCKS:
         return
     fresh = "set sink.checkpoint to a new one, which reads the source from its start"
     if kept in _numbers(checkpoint / "offsets"):
@@ -82,11 +85,6 @@ def _refuse_newer(settings: Settings, restored: Restored, queries: Mapping[str, 
         f"it notes micro-batch {done} as done, the backup has {f'up to {kept}' if kept >= 0 else 'none of them'}, so "
         f"rows may be left out; {fresh}"
     )
-
-
-def _noted_before(commit: Path, began: float) -> bool:
-    """Return whether Spark wrote `commit` before `began` (unix seconds), even if the clocks of the machines differ."""
-    return commit.exists() and commit.stat().st_mtime < began - _CLOCKS
 
 
 def mark_checkpoint(settings: Settings, base: BaseTable) -> None:
@@ -150,20 +148,14 @@ def locked(checkpoints: Sequence[str]) -> Iterator[None]:
     """Lock the local checkpoints among `checkpoints`. Raises: Invalid if another run on this host uses one."""
     with ExitStack() as locks:
         for checkpoint in checkpoints:
-            if not is_remote(checkpoint):
-                _lock(locks.enter_context(_file(local_path(checkpoint))), checkpoint)
+            if is_remote(checkpoint):
+                continue
+            directory = local_path(checkpoint)
+            directory.mkdir(parents=True, exist_ok=True)
+            try:
+                fcntl.flock(locks.enter_context((directory / LOCK).open("ab")), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise Invalid(
+                    f"sink.checkpoint: another run uses {checkpoint}; stop it, or set another checkpoint for this one"
+                ) from None
         yield
-
-
-def _file(checkpoint: Path) -> IO[bytes]:
-    checkpoint.mkdir(parents=True, exist_ok=True)
-    return (checkpoint / LOCK).open("ab")
-
-
-def _lock(file: IO[bytes], checkpoint: str) -> None:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise Invalid(
-            f"sink.checkpoint: another run uses {checkpoint}; stop it, or set another checkpoint for this one"
-        ) from None

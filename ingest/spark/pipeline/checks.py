@@ -16,9 +16,9 @@ from memwal.ingest.service.daemon.serve import check_addresses
 from memwal.ingest.service.rpc.credentials import Access
 from memwal.ingest.service.rpc.guard import Guard, check_address
 from memwal.ingest.settings.load import Settings
-from memwal.ingest.settings.process_sections import KAFKA, SourceSettings
+from memwal.ingest.settings.sections import KAFKA, SourceSettings
 from memwal.ingest.spark.dlq.table import DeadLetters
-from memwal.ingest.spark.drift.avro_fields import fields_of_schema
+from memwal.ingest.spark.drift.schemas import fields_of_schema
 from memwal.ingest.spark.names import check_spark_names
 from memwal.ingest.spark.pipeline.checkpoint import check_checkpoint, refuse_old_checkpoint
 from memwal.ingest.spark.session import check_java, check_master, check_spark

@@ -59,9 +59,27 @@ def sending_tasks(slots: int, settings: Settings, pipelines: Sequence[Settings])
     return max(1, spare // (2 * streams))
 
 
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The owner of a table's regions: a child daemon, daemons on Spark executors, or configured ones."""
+
+    table: RemoteTable
+    child: RestartingDaemon | None = None
+    on_spark: SparkDaemons | None = None
+    """Daemons that were started here."""
+    tasks: int | None = None
+    """How many tasks may send at once, if they share their slots with `on_spark`; None: no limit."""
+
+    def check(self) -> None:
+        """Raise the failure of the child daemon, or of the daemons on Spark, if it is not restarted."""
+        for daemons in (self.child, self.on_spark):
+            if daemons is not None and daemons.failure is not None:
+                raise daemons.failure
+
+
 @contextmanager
-def daemons_for(settings: Settings, starting: Future[SparkSession], pipelines: Sequence[Settings]) -> Iterator[Placed]:
-    """Yield the daemons of `settings`: running ones, or new ones in this Spark, which end with the context.
+def daemons_for(settings: Settings, starting: Future[SparkSession], pipelines: Sequence[Settings]) -> Iterator[Owner]:
+    """Yield the owner of `settings` on Spark: running ones, or new ones in this Spark, which end with the context.
 
     `pipelines`: all pipelines of this Spark. Raises: Invalid if Spark has too few slots; the error of a daemon that
     does not start.
@@ -82,16 +100,7 @@ def daemons_for(settings: Settings, starting: Future[SparkSession], pipelines: S
             shown, most = Access.of(settings).options(), settings.sink.in_flight_max
             tasks = sending_tasks(slots_now(spark), settings, pipelines)
             table = RemoteTable(daemons.endpoints, in_flight_max=most, find=find, **shown)
-        yield Placed(stack.enter_context(table), daemons, tasks)
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """A client of daemons on Spark. If they were started here: the daemons, and the result of `sending_tasks`."""
-
-    table: RemoteTable
-    daemons: SparkDaemons | None
-    tasks: int | None
+        yield Owner(stack.enter_context(table), on_spark=daemons, tasks=tasks)
 
 
 def _finder(settings: Settings) -> NotesFinder:
@@ -119,23 +128,6 @@ def _found(settings: Settings) -> RemoteTable | None:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class Owner:
-    """The owner of a table's regions: a child daemon, daemons on Spark executors, or configured ones."""
-
-    child: RestartingDaemon | None
-    table: RemoteTable
-    on_spark: SparkDaemons | None = None
-    tasks: int | None = None
-    """How many tasks may send at once, if they share their slots with daemons; None: no limit."""
-
-    def check(self) -> None:
-        """Raise the failure of the child daemon, or of the daemons on Spark, if it is not restarted."""
-        for daemons in (self.child, self.on_spark):
-            if daemons is not None and daemons.failure is not None:
-                raise daemons.failure
-
-
 @contextmanager
 def owner_of(
     settings: Settings, replaying: Callable[[str], None], starting: Future[SparkSession], every: Sequence[Settings]
@@ -146,8 +138,7 @@ def owner_of(
     """
     with ExitStack() as stack:
         if settings.daemon.on_spark:
-            placed = stack.enter_context(daemons_for(settings, starting, every))
-            yield Owner(None, placed.table, placed.daemons, placed.tasks)
+            yield stack.enter_context(daemons_for(settings, starting, every))
             return
         endpoint, child = configured_endpoint(settings), None
         if endpoint is None:
@@ -157,4 +148,4 @@ def owner_of(
         sink, shown = settings.sink, Access.of(settings).options()
         # A daemon that does not answer at the start is an error; a daemon that ends later is awaited.
         table = RemoteTable(endpoint, in_flight_max=sink.in_flight_max, restarts=sink.stream_timeout, **shown)
-        yield Owner(child, stack.enter_context(table))
+        yield Owner(stack.enter_context(table), child)

@@ -61,7 +61,9 @@ class RunMeter:
                 waits.append(max(0.0, region.acked_at - region.landed_first))
                 newest = max(0.0, region.acked_at - (region.landed_last or region.landed_first))
                 landed.append(region.landed_last or region.landed_first)
-                self._queryable_of(region.region).spread(newest, waits[-1], region.rows)
+                if region.region not in self.queryable:  # a new dict, because a scrape may iterate over the old one
+                    self.queryable = {**self.queryable, region.region: Histogram(WAITS)}
+                self.queryable[region.region].spread(newest, waits[-1], region.rows)
         self._last_lag = max(waits, default=0.0)
         self._finished = self._clock.now()
         self._landed = max(landed, default=self._finished)
@@ -87,14 +89,6 @@ class RunMeter:
     def waiting_seconds(self) -> float:
         """Seconds without a finished micro-batch while the source has rows to read or does not answer; else 0."""
         return max(0.0, self._clock.now() - max(self._finished, self._caught_up)) if self._ahead else 0.0
-
-    def _queryable_of(self, region: str) -> Histogram:
-        if region not in self.queryable:
-            self.queryable = {
-                **self.queryable,
-                region: Histogram(WAITS),
-            }  # a new dict, because a scrape may iterate over the old one
-        return self.queryable[region]
 
     def progressed(self, progress: Mapping[str, Any]) -> None:
         """Store Spark's progress of the last trigger."""

@@ -48,7 +48,14 @@ class Gate:
         """Return `write` behind the gate."""
 
         def entered(frame: DataFrame, batch_id: int) -> None:
-            self._enter()
+            with self._changed:
+                self._waiting += 1
+                try:
+                    self._changed.wait_for(lambda: self._left or not self._closed)
+                finally:
+                    self._waiting -= 1
+                if self._left:
+                    raise Unavailable("ingestion was paused before this micro-batch began; it begins again later")
             write(frame, batch_id)
 
         return entered
@@ -76,16 +83,6 @@ class Gate:
         with self._changed:
             self._left = self._closed
             self._changed.notify_all()
-
-    def _enter(self) -> None:
-        with self._changed:
-            self._waiting += 1
-            try:
-                self._changed.wait_for(lambda: self._left or not self._closed)
-            finally:
-                self._waiting -= 1
-            if self._left:
-                raise Unavailable("ingestion was paused before this micro-batch began; it begins again later")
 
 
 class Pausing:

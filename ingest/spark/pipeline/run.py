@@ -21,8 +21,8 @@ from memwal.ingest.service.ops.metrics import Scrape
 from memwal.ingest.service.ops.skew import by_key
 from memwal.ingest.service.rpc.guard import Guard
 from memwal.ingest.settings.load import Settings
-from memwal.ingest.settings.paths import is_remote
-from memwal.ingest.settings.process_sections import KAFKA
+from memwal.ingest.settings.model import is_remote
+from memwal.ingest.settings.sections import KAFKA
 from memwal.ingest.spark.fleet.slots import wait_for_executors
 from memwal.ingest.spark.pipeline.checkpoint import locked
 from memwal.ingest.spark.pipeline.checks import check
@@ -32,7 +32,7 @@ from memwal.ingest.spark.pipeline.metrics import RunMeter
 from memwal.ingest.spark.pipeline.pages import RunPages
 from memwal.ingest.spark.pipeline.pausing import refuse_paused
 from memwal.ingest.spark.pipeline.screen import Screen
-from memwal.ingest.spark.pipeline.stream import PipelineStream, Services
+from memwal.ingest.spark.pipeline.stream import PipelineStream
 from memwal.ingest.spark.session import configuration, start_session
 from memwal.ingest.spark.source.files import reads_local
 from memwal.ingest.spark.source.kafka.stream import check_topics
@@ -83,7 +83,7 @@ def run(pipelines: Mapping[str, Settings], *, once: bool, console: Console, note
         bases = [base or find_or_create(each, os.environ)[0] for each, base in zip(every, found, strict=True)]
         owners = _owners(every, screen, starting, stack)
         runs = [
-            PipelineStream(settings, base, Services(owners[settings.table.uri], starting), shown, clock, board)
+            PipelineStream(settings, base, owners[settings.table.uri], starting, shown, clock, board)
             for settings, base, shown, board in zip(every, bases, pages, screen.boards, strict=True)
         ]
         drained = stream(runs, once=once, stop=stop)
@@ -119,7 +119,9 @@ def _report(runs: Sequence[PipelineStream], sources: Sequence[str], console: Con
     """Print the reports of drained pipelines. `sources`: the keys of `run`'s `pipelines`."""
     for each, source in zip(runs, sources, strict=True):
         each.report(console)
-        notes.out(f"query it: {_program()} query {source} --help", highlight=False)
+        # The command as the user typed it, such as .venv/bin/memwal, so that the hint can be copied.
+        program = sys.argv[0] if Path(sys.argv[0]).name == "memwal" else "memwal"
+        notes.out(f"query it: {program} query {source} --help", highlight=False)
 
 
 def _stopped(pages: Sequence[RunPages]) -> str:
@@ -168,11 +170,6 @@ def _http(settings: Settings, pages: RunPages, console: Console, *, storage: boo
                 live.stop()
 
 
-def _program() -> str:
-    """Return the command as the user typed it, such as .venv/bin/memwal, so that hints can be copied."""
-    return sys.argv[0] if Path(sys.argv[0]).name == "memwal" else "memwal"
-
-
 # ---- 2: Spark -----------------------------------------------------------------------------------------------------
 
 
@@ -185,7 +182,9 @@ def spark_of(
         "local_checkpoints": not any(is_remote(settings.checkpoint) for settings in pipelines),
         "local_sources": all(reads_local(settings.source) for settings in pipelines),
     }
-    conf = configuration(_of_session(pipelines), tasks, once=once, **local)
+    # Connectors load when Spark starts, so it starts with the settings of a Kafka pipeline if there is one.
+    settings = next((each for each in pipelines if each.source.format == KAFKA), pipelines[0])
+    conf = configuration(settings, tasks, once=once, **local)
 
     def started() -> SparkSession:
         spark = start_session(conf)
@@ -201,17 +200,8 @@ def spark_of(
         try:
             yield starting
         finally:
-            _stop_spark(starting)
-
-
-def _of_session(pipelines: Sequence[Settings]) -> Settings:
-    """Return the settings to start Spark with: those of a Kafka pipeline if any, as connectors load at the start."""
-    return next((each for each in pipelines if each.source.format == KAFKA), pipelines[0])
-
-
-def _stop_spark(starting: Future[SparkSession]) -> None:
-    with suppress(Exception):
-        starting.result().stop()
+            with suppress(Exception):
+                starting.result().stop()
 
 
 # ---- 3, 4: the streams ----------------------------------------------------------------------------------------------
@@ -236,13 +226,9 @@ def stream(runs: Sequence[PipelineStream], *, once: bool, stop: threading.Event)
             looks += 1
         return False
     finally:
-        _stop_all(runs, told_to=stop.is_set())
-
-
-def _stop_all(runs: Sequence[PipelineStream], *, told_to: bool) -> None:
-    """Stop all runs in parallel: a query whose source does not answer takes as long as Spark waits for it."""
-    for each in runs if told_to else ():
-        each.phase("stopping")
-    with ThreadPoolExecutor(len(runs), "stopping") as stopping:
-        for each in runs:
-            stopping.submit(each.stop)
+        for each in runs if stop.is_set() else ():
+            each.phase("stopping")
+        # In parallel: a query whose source does not answer takes as long as Spark waits for it.
+        with ThreadPoolExecutor(len(runs), "stopping") as stopping:
+            for each in runs:
+                stopping.submit(each.stop)

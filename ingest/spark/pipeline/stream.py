@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JError
@@ -22,9 +21,9 @@ from memwal.flush import BaseTable
 from memwal.ingest.engine.table.pauses import text_of
 from memwal.ingest.errors import MemWalError, Unavailable
 from memwal.ingest.settings.load import Settings
-from memwal.ingest.settings.paths import local_path, with_absolute_paths
-from memwal.ingest.settings.process_sections import KAFKA
-from memwal.ingest.spark.checkpoint_files import checkpoint_files
+from memwal.ingest.settings.model import local_path, with_absolute_paths
+from memwal.ingest.settings.sections import KAFKA
+from memwal.ingest.spark.checkpoint_files import checkpoint_files, log_deleted_files
 from memwal.ingest.spark.drift.detect import ColumnsAdded, Drift
 from memwal.ingest.spark.errors import of_spark
 from memwal.ingest.spark.names import FILE_FORMATS
@@ -38,12 +37,10 @@ from memwal.ingest.spark.pipeline.report import print_report
 from memwal.ingest.spark.pipeline.screen import Progress
 from memwal.ingest.spark.sink.foreach_batch import MemWalSink
 from memwal.ingest.spark.source.csv_header import ByHeader, has_header
-from memwal.ingest.spark.source.deleted_files import log_deleted_files
 from memwal.ingest.spark.source.feed import Feed
 from memwal.ingest.spark.source.kafka.stream import read_kafka, topic_guard
 from memwal.ingest.spark.source.kafka.topics import TopicGuard
-from memwal.ingest.spark.source.source_rows import SourceRows
-from memwal.ingest.spark.source.stream import read_stream
+from memwal.ingest.spark.source.stream import SourceRows, read_stream
 from memwal.wal import Clock
 
 if TYPE_CHECKING:
@@ -51,29 +48,23 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 
-@dataclass(frozen=True, slots=True)
-class Services:
-    """The daemons and the Spark that a pipeline uses. Spark may still be starting."""
-
-    owner: Owner
-    starting: Future[SparkSession]
-
-    @property
-    def spark(self) -> SparkSession:
-        """Return Spark; wait until it has started. Raises: the error if it did not start."""
-        return self.starting.result()
-
-
 class PipelineStream:
     """The feed and the streaming query of one pipeline, watched by the main thread of the run."""
 
     def __init__(
-        self, settings: Settings, base: BaseTable, services: Services, pages: RunPages, clock: Clock, progress: Progress
+        self,
+        settings: Settings,
+        base: BaseTable,
+        owner: Owner,
+        starting: Future[SparkSession],
+        pages: RunPages,
+        clock: Clock,
+        progress: Progress,
     ) -> None:
-        self._settings, self._base, self._services, self._progress = settings, base, services, progress
-        self._clock, self._pages = clock, pages
-        pages.serves(base, services.owner.table)
-        owner = services.owner
+        """`starting`: Spark, which may still be starting."""
+        self._settings, self._base, self._owner, self._starting = settings, base, owner, starting
+        self._clock, self._pages, self._progress = clock, pages, progress
+        pages.serves(base, owner.table)
         self._sink = MemWalSink(settings, endpoint=owner.table.endpoint, on_batch=self._pages.add, tasks=owner.tasks)
         self._drift = Drift(settings, base, self._sink)
         self._by_header: ByHeader | None = None
@@ -115,20 +106,22 @@ class PipelineStream:
         """
         if self.drained.is_set():
             return
-        self._services.owner.check()
+        self._owner.check()
         try:
             if not self._is_paused():
                 self._go_on()
         except ColumnsAdded as added:
             self._progress.phase(f"new columns: {added}")
             self._base = self._base.latest()
-            self._pages.serves(self._base, self._services.owner.table)
+            self._pages.serves(self._base, self._owner.table)
             self._stop_query(self._query)
             self.start(once=self._once)
         if show or self.drained.is_set():
             if self._query is not None:  # first, because the daemon may take long to answer
                 self._pages.look(self._query)
-                self._look_at_source(self._query)
+                with suppress(Py4JError, OSError):  # the JVM has ended, which `_check` reports
+                    if self._query.isActive:
+                        self._outage.look(self._query.status)
             self._show()
 
     def finish(self) -> None:
@@ -138,17 +131,17 @@ class PipelineStream:
         """
         self._show()
         self._progress.phase("flushing")
-        self._services.owner.table.flush()
+        self._owner.table.flush()
         held = self._pausing.held("commits")
         if held is not None:
             self._progress.phase(f"{text_of('commits', held)}; the rows stay in SSTs, where reads find them")
             return
         self._progress.phase("committing")
-        self._services.owner.table.commit()
+        self._owner.table.commit()
 
     def report(self, console: Console) -> None:
         """Print the report of the pipeline."""
-        print_report(console, self._services.owner.table, self._base.indexes, self._pages.stats.figures(), self._clock)
+        print_report(console, self._owner.table, self._base.indexes, self._pages.stats.figures(), self._clock)
 
     def stop(self) -> None:
         """Stop the feed and the query, if they still run."""
@@ -222,8 +215,8 @@ class PipelineStream:
             writer = writer.trigger(availableNow=True) if available_now else writer.trigger(processingTime=every)
             if self._feed is not None:
                 self._progress.phase("warming up")
-                self._sink.warm_up(self._services.spark)
-            refuse_set_back(self._settings, lambda query: self._services.owner.table.applied(query).newest)
+                self._sink.warm_up(self._starting.result())
+            refuse_set_back(self._settings, lambda query: self._owner.table.applied(query).newest)
             mark_checkpoint(self._settings, self._base)
             self._check_replay()
             self._pages.stats.begin()
@@ -243,7 +236,7 @@ class PipelineStream:
         For Kafka, the sink then compares the topics in each micro-batch. Raises: as `TopicGuard`.
         """
         self._end_guard()
-        spark, source = self._services.spark, self._settings.source
+        spark, source = self._starting.result(), self._settings.source
         if source.format == KAFKA:
             self._guard = self._sink.guard = topic_guard(spark, self._settings)
             self._guard.start()
@@ -266,7 +259,7 @@ class PipelineStream:
 
     def _rows(self) -> SourceRows:
         source, dlq = with_absolute_paths(self._settings).source, self._settings.dlq
-        spark, schema = self._services.spark, written_schema(self._settings, self._base)
+        spark, schema = self._starting.result(), written_schema(self._settings, self._base)
         if source.format == KAFKA:
             raw = dlq.mode == "table" or source.schema_drift != "ignore"
             return read_kafka(spark, source, schema, self._base.key, raw=raw)
@@ -302,14 +295,9 @@ class PipelineStream:
         if error is None:
             self.drained.set()
             return
-        self._services.owner.check()
+        self._owner.check()
         by_header = None if self._by_header is None else self._by_header.failure
         raise by_header or self._drift.failure or self._sink.failure or of_spark(error)
-
-    def _look_at_source(self, query: StreamingQuery) -> None:
-        with suppress(Py4JError, OSError):  # the JVM has ended, which `_check` reports
-            if query.isActive:
-                self._outage.look(query.status)
 
     def _feed_failure(self) -> MemWalError | None:
         return None if self._feed is None else self._feed.failure
@@ -317,7 +305,7 @@ class PipelineStream:
     def _show(self) -> None:
         status: dict[str, Any] = {}
         try:
-            status = self._services.owner.table.status()
+            status = self._owner.table.status()
             self._pages.saw(status)
             self._pages.health.release("no_daemon")
         except MemWalError as error:

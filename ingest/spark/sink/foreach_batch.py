@@ -30,16 +30,16 @@ from memwal.ingest.service.daemon.child import RestartingDaemon
 from memwal.ingest.service.rpc.credentials import Access
 from memwal.ingest.settings.endpoints import configured_endpoint
 from memwal.ingest.settings.load import Settings, load
-from memwal.ingest.settings.paths import with_absolute_paths
+from memwal.ingest.settings.model import with_absolute_paths
 from memwal.ingest.spark.dlq.bad_rows import BadRate, BadRow
 from memwal.ingest.spark.dlq.letters import Place, Rules, given, refused_in
 from memwal.ingest.spark.dlq.table import DeadLetters
-from memwal.ingest.spark.driver_read import MOST_ROWS
 from memwal.ingest.spark.errors import of_spark
-from memwal.ingest.spark.map_stage import READ_AGAIN, WITHOUT_READING, rows_read
+from memwal.ingest.spark.reading import MOST_ROWS, READ_AGAIN, WITHOUT_READING, rows_read
 from memwal.ingest.spark.schema import spark_type
+from memwal.ingest.spark.session import use_own_python
 from memwal.ingest.spark.sink.prepared import PreparedTask, fits_one_task, places
-from memwal.ingest.spark.sink.receipts import BatchReceipt, _added, receipt_of, receipt_schema, refuse_older
+from memwal.ingest.spark.sink.receipts import BatchReceipt, added_by, receipt_of, receipt_schema, refuse_older
 from memwal.ingest.spark.sink.route import RouteTask
 from memwal.ingest.spark.sink.send import SendTask, required_of
 from memwal.ingest.spark.sink.small import MOST_BYTES, PATHS_NEEDED, TOO_MANY, OneTask
@@ -53,8 +53,7 @@ from memwal.ingest.spark.source.columns import (
     ROW,
     of_table,
 )
-from memwal.ingest.spark.source.source_rows import SmallReader, SourceGuard
-from memwal.ingest.spark.workers import use_own_python
+from memwal.ingest.spark.source.stream import SmallReader, SourceGuard
 from memwal.wal import SystemClock, SystemIds
 from memwal.wal.panics import panics_as_errors
 
@@ -205,16 +204,21 @@ class MemWalSink:
             send, refused = self._after_restart(send)
         letters_added = 0
         for _ in range(_ROUNDS):
-            rows = None if refused else self._without_shuffle(frame, send)
+            # The first way that this micro-batch allows; each returns None if it sent nothing.
+            rows = None if refused else self._by_driver(frame, send)
+            if rows is None and not refused:
+                rows = self._by_one_task(frame, send)
             if rows is None:
                 rows, added = self._by_regions(frame, send, refused)
                 letters_added += added
-            letters_added += _added(rows)
+            letters_added += added_by(rows)
             told = [row["said"] for row in rows if row["letters"] is None and row["said"] is not None]
             if not told:
                 receipt = receipt_of(batch_id, rows, letters_added)
                 refuse_older(batch_id, max((each.newest or 0 for each in receipt.regions), default=None))
-                self._adapt_limit(receipt.rows + receipt.bad)
+                self._last = receipt.rows + receipt.bad
+                if self._too_many:  # the rows are wide: half as many may fit into one task
+                    self._small, self._too_many = min(self._small or self._last, self._last // 2), False
                 self._refuse_too_bad(receipt, send)
                 self._previous = producer, batch_id
                 return receipt
@@ -241,11 +245,6 @@ class MemWalSink:
         options = self._settings.storage_options(os.environ)
         letters = DeadLetters.find(self._settings.dead_letters, options, self._clock)
         return send, given(letters, send.producer, send.sequence)
-
-    def _without_shuffle(self, frame: DataFrame, send: SendTask) -> list[dict[str, Any]] | None:
-        """Return the receipts of a micro-batch written without a shuffle; None if it needs one: nothing was sent."""
-        rows = self._by_driver(frame, send)
-        return self._by_one_task(frame, send) if rows is None else rows
 
     def _by_driver(self, frame: DataFrame, send: SendTask) -> list[dict[str, Any]] | None:
         """Return the receipts of a micro-batch that this process reads, validates and sends.
@@ -318,12 +317,6 @@ class MemWalSink:
             self._prepared = PreparedTask(task, schema, frame)
         return self._prepared.collected(frame, task.send.sequence, task.send.trace)
 
-    def _adapt_limit(self, rows: int) -> None:
-        """Adapt the small-batch limit to the last micro-batch, which had `rows` rows."""
-        if self._too_many:  # the rows are wide: half as many may fit into one task
-            self._small, self._too_many = min(self._small or rows, rows // 2), False
-        self._last = rows
-
     def _by_regions(
         self, frame: DataFrame, send: SendTask, refused: Mapping[Place, BadRow]
     ) -> tuple[list[dict[str, Any]], int]:
@@ -336,7 +329,7 @@ class MemWalSink:
             if refused:
                 # The dead letters must be durable before any region applies the micro-batch without these rows:
                 # afterwards no region refuses them, and a replay would not know them.
-                letters = _added(_collected(rows.where(f"{BUCKET} < 0"), send))
+                letters = added_by(_collected(rows.where(f"{BUCKET} < 0"), send))
             return _collected(rows, send), letters
 
     @contextmanager

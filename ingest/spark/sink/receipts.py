@@ -85,7 +85,8 @@ class BatchReceipt:
         return sum(each.rows for each in self.regions)
 
 
-def _added(rows: Sequence[dict[str, Any]]) -> int:
+def added_by(rows: Sequence[dict[str, Any]]) -> int:
+    """Return the number of dead letters that tasks wrote, from their answers (`RECEIPT`)."""
     return sum(row["letters"] or 0 for row in rows)
 
 

@@ -13,8 +13,7 @@ import pyarrow.compute as pc
 
 from memwal.ingest.errors import Invalid
 from memwal.ingest.service.client.target import Target, opened, reopened
-from memwal.ingest.spark.dlq.bad_rows import BadRow, conformed_to, unfit_of
-from memwal.ingest.spark.dlq.file_rows import read_again
+from memwal.ingest.spark.dlq.bad_rows import BadRow, conformed_to, read_again, unfit_of
 from memwal.ingest.spark.dlq.letters import Mode, Place, letter_column, place_of, rows_at
 from memwal.ingest.spark.source.columns import (
     BLOCK,

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from memwal.ingest.errors import Invalid, MemWalError
 from memwal.ingest.secret_refs import resolve
-from memwal.ingest.settings.load import SourceSettings
+from memwal.ingest.settings.sections import SourceSettings
 from memwal.ingest.spark.errors import of_spark
 from memwal.ingest.spark.source import csv_records
 from memwal.ingest.spark.source.columns import FILE

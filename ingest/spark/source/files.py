@@ -25,14 +25,12 @@ import pyarrow.parquet as pq
 
 from memwal.ingest.errors import Invalid
 from memwal.ingest.secret_refs import resolve
-from memwal.ingest.settings.load import SourceSettings
-from memwal.ingest.settings.paths import is_remote, local_path
-from memwal.ingest.settings.process_sections import KAFKA
+from memwal.ingest.settings.model import is_remote, local_path
+from memwal.ingest.settings.sections import KAFKA, SourceSettings
 from memwal.ingest.spark.names import FILE_FORMATS
-from memwal.ingest.spark.schema import quoted, spark_schema
+from memwal.ingest.spark.schema import quoted, readable, spark_schema
 from memwal.ingest.spark.source.columns import BLOCK, FILE, LANDED, PROBLEM, RAW_VALUE
 from memwal.ingest.spark.source.feed import feed_files, visible_files
-from memwal.ingest.spark.source.file_types import readable
 from memwal.ingest.suggest import suggestion
 from memwal.wal.errors import first_line
 
@@ -58,7 +56,7 @@ _STRICT = "FAILFAST"  # Spark's default replaces unreadable values with null
 _PLACE = {LANDED: "file_modification_time", FILE: "file_path", BLOCK: "file_block_start"}
 _UNREAD = "_memwal_unread"
 UNREADABLE = "parse: malformed, or a value is of another type than its column"
-"""`PROBLEM` of a JSON record that Spark could not read; `dlq.file_rows` determines the reason."""
+"""`PROBLEM` of a JSON record that Spark could not read; `dlq.bad_rows` determines the reason."""
 UNREADABLE_RECORD = "parse: the record has more or fewer values than there are columns, or quotes that do not match"
 """`PROBLEM` of text in a CSV file that is not a valid record."""
 

@@ -4,7 +4,7 @@ Spark's own JSON reader takes the first value of a line and silently ignores the
 and Spark's JSON function parses `{"line": LINE, "end": true}` with the options of its reader: if a line contains more
 than one value, the object ends before `end`. Spark also changes some values without a message. Hence a line is also
 unreadable if its text is not strict JSON with each name once, or if it may contain a number that a double cannot
-represent, bytes that are not UTF-8, or half a surrogate pair. `dlq.file_rows` parses unreadable lines again
+represent, bytes that are not UTF-8, or half a surrogate pair. `dlq.bad_rows` parses unreadable lines again
 exactly: some are valid rows, the others get a reason.
 
 The line travels with its row, and a dead letter contains it byte for byte.

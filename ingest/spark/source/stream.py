@@ -1,25 +1,57 @@
-"""Read the rows of every source except Kafka."""
+"""The rows of a source: a streaming frame, a faster way to read few rows, a check before rows are sent; and how every
+source except Kafka is read."""
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from memwal.ingest.secret_refs import resolve
-from memwal.ingest.settings.load import SourceSettings
-from memwal.ingest.settings.paths import is_remote, local_path
-from memwal.ingest.spark.driver_read import DriverRead
+from memwal.ingest.settings.model import is_remote, local_path
+from memwal.ingest.settings.sections import SourceSettings
 from memwal.ingest.spark.names import FILE_FORMATS
+from memwal.ingest.spark.reading import DriverRead
+from memwal.ingest.spark.schema import widened
 from memwal.ingest.spark.source.feed import visible_files
-from memwal.ingest.spark.source.file_types import widened
 from memwal.ingest.spark.source.files import FILES_CHECKED, rows_of
-from memwal.ingest.spark.source.source_rows import SourceRows
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
+
+
+SmallReader = Callable[["DataFrame"], pa.RecordBatch | None]
+"""Reads all rows of a small micro-batch in the driver, without a Spark job (`ingest.spark.reading`).
+
+Returns a batch without columns for an empty micro-batch; None if there are many rows, or if the driver cannot read
+them.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRows:
+    """What a streaming query reads."""
+
+    frame: DataFrame
+    small: SmallReader | None = None
+    """Reads small micro-batches of `frame`."""
+
+
+class SourceGuard(Protocol):
+    """Checks in each micro-batch that the source is still the one that the checkpoint refers to. Raises: MemWalError.
+
+    The sink calls `check` once all rows are read and before it sends any. Rows that are read again are checked again.
+    """
+
+    def begin(self, batch_id: int) -> None:
+        """Prepare micro-batch `batch_id`, before its rows are read."""
+
+    def check(self) -> None:
+        """Raise an error unless the rows that were read since `begin` may be sent."""
 
 
 def read_stream(spark: SparkSession, source: SourceSettings, schema: pa.Schema) -> SourceRows:

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from memwal.ingest.errors import Invalid
-from memwal.ingest.spark.schema import quoted, spark_type
-from memwal.ingest.spark.source.file_types import widened
+from memwal.ingest.spark.schema import quoted, spark_type, widened
 from memwal.ingest.values.values import FLOAT_MAX, WHOLE
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from memwal.ingest.errors import Invalid
-from memwal.ingest.settings.process_sections import SourceSettings
-from memwal.ingest.spark.map_stage import refuse_reading_again
+from memwal.ingest.settings.sections import SourceSettings
+from memwal.ingest.spark.reading import refuse_reading_again
 from memwal.ingest.spark.source.columns import (
     COORDINATES,
     DELETE,
@@ -88,7 +88,8 @@ def mapped(batch: pa.RecordBatch, mapping: RecordMapping, *, raw: bool = False) 
     """
     rows = _Rows(batch, mapping)
     found = {column_name(n): rows.column(c) for n, c in enumerate(mapping.columns) if c.leaf is not None}
-    found |= _nested({leaf: rows.leaf(leaf) for leaf in mapping.inputs})
+    inputs = nested((leaf, rows.leaf(leaf)) for leaf in mapping.inputs)
+    found |= {name: _struct(below) for name, below in inputs.items()}
     found |= {LANDED: batch["timestamp"], TOPIC: batch["topic"], PARTITION: batch["partition"], OFFSET: batch["offset"]}
     found |= {DELETE: rows.deletes, PROBLEM: rows.problems(), KEY_PROBLEM: rows.problems(of_deletes=True)}
     if raw:
@@ -115,15 +116,15 @@ def unmapped(batch: pa.RecordBatch, mapping: RecordMapping, *, raw: bool = True)
     return pa.RecordBatch.from_arrays(values, schema.names)
 
 
-def _nested(inputs: dict[Leaf, pa.Array]) -> dict[str, pa.Array]:
-    """Return the columns for SQL, with fields nested below their root."""
+def nested(inputs: Iterable[tuple[Leaf, Any]]) -> dict[str, Any]:
+    """Return what belongs to the parts of a record that SQL uses, with fields nested below their root."""
     found: dict[str, Any] = {}
-    for leaf, values in inputs.items():
-        below = found
-        for name in (leaf.origin.root, *leaf.origin.path)[:-1]:
+    for leaf, each in inputs:
+        below, names = found, (leaf.origin.root, *leaf.origin.path)
+        for name in names[:-1]:
             below = below.setdefault(name, {})
-        below[(leaf.origin.root, *leaf.origin.path)[-1]] = values
-    return {name: _struct(below) for name, below in found.items()}
+        below[names[-1]] = each
+    return found
 
 
 def _struct(below: Any) -> pa.Array:
@@ -352,9 +353,8 @@ class _Values:
         if fast and not any(leaf.unit == ANY_TEXT for leaf in self._leaves):
             return
         envelope = "none" if self._of_key else self._mapping.envelope
-        decode = _decoder(self._mapping, of_key=self._of_key)
-        if self._of_key:
-            decode = _unwrapped(decode)
+        read = _decoder(self._mapping, of_key=self._of_key)
+        decode = (lambda value: _payload(read(value))) if self._of_key else read
         noun = "the key" if self._of_key else "the value"
         self._documents = documents(self._raw.to_pylist(), decode, envelope, noun)
         self.problems = {row: each.problem for row, each in enumerate(self._documents) if each.problem}
@@ -393,10 +393,6 @@ class _Values:
             self.deletes = deletes if places is None else deletes.take(places).fill_null(False)
         self._columns = dict(zip(ordered, spread, strict=True))
         return True
-
-
-def _unwrapped(decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    return lambda value: _payload(decode(value))
 
 
 def record_mapping(source: SourceSettings, schema: pa.Schema, key: tuple[str, ...]) -> RecordMapping:

@@ -21,10 +21,10 @@ import pyarrow as pa
 
 from memwal.ingest.errors import Unavailable
 from memwal.ingest.secret_refs import resolve
-from memwal.ingest.settings.load import Settings, SourceSettings
-from memwal.ingest.settings.process_sections import KAFKA
+from memwal.ingest.settings.load import Settings
+from memwal.ingest.settings.sections import KAFKA, SourceSettings
 from memwal.ingest.spark.checkpoint_files import checkpoint_files
-from memwal.ingest.spark.driver_read import DriverRead
+from memwal.ingest.spark.reading import DriverRead
 from memwal.ingest.spark.schema import spark_type
 from memwal.ingest.spark.source.columns import (
     DELETE,
@@ -38,10 +38,16 @@ from memwal.ingest.spark.source.columns import (
     RAW_VALUE,
     TOPIC,
 )
-from memwal.ingest.spark.source.kafka.admin import Admin
-from memwal.ingest.spark.source.kafka.rows import KEY_PROBLEM, MapTask, column_name, record_mapping, rows_without_sql
-from memwal.ingest.spark.source.kafka.topics import TopicGuard, check_places
-from memwal.ingest.spark.source.source_rows import SourceRows
+from memwal.ingest.spark.source.kafka.rows import (
+    KEY_PROBLEM,
+    MapTask,
+    column_name,
+    nested,
+    record_mapping,
+    rows_without_sql,
+)
+from memwal.ingest.spark.source.kafka.topics import Admin, TopicGuard, check_places
+from memwal.ingest.spark.source.stream import SourceRows
 from memwal.ingest.values.spec import KEY, PLAIN, VALUE, Column, RecordMapping
 
 if TYPE_CHECKING:
@@ -198,11 +204,7 @@ def _schema(mapping: RecordMapping, *, raw: bool) -> StructType:
     found: dict[str, Any] = {
         column_name(n): spark_type(c.kind) for n, c in enumerate(mapping.columns) if c.leaf is not None
     }
-    for leaf in mapping.inputs:
-        below = found
-        for name in (leaf.origin.root, *leaf.origin.path)[:-1]:
-            below = below.setdefault(name, {})
-        below[(leaf.origin.root, *leaf.origin.path)[-1]] = spark_type(leaf.kind)
+    found |= nested((leaf, spark_type(leaf.kind)) for leaf in mapping.inputs)
     ours: dict[str, DataType] = {
         LANDED: spark.TimestampType(),
         TOPIC: spark.StringType(),

@@ -1,4 +1,6 @@
-"""Compare topic ids: the offsets of a checkpoint are valid only in the topics that they were read from.
+"""Describe topics with Kafka's admin client in the JVM of Spark, and compare their ids with those of a checkpoint.
+
+The offsets of a checkpoint are valid only in the topics that they were read from.
 
 Spark stores offsets by topic name. A topic that was deleted and created again has the same name but other records at
 these offsets. Once it has as many records as the old topic, Spark continues in its middle and skips the earlier records
@@ -10,7 +12,7 @@ without a message. Therefore `memwal run` notes Kafka's id of each topic in a fi
 3. The micro-batch begins (`TopicGuard.begin`). Topics of these offsets without a noted id have appeared since step 1:
    their ids are read and noted on disk before anything of the micro-batch is sent.
 4. All rows of the micro-batch are read, into the memory of the driver or into Spark's shuffle files
-   (`ingest.spark.map_stage`).
+   (`ingest.spark.reading`).
 5. All topics of the offsets are described again (`TopicGuard.check`). An id that differs from the noted id, or a
    missing topic, ends the run.
 6. The rows are sent.
@@ -40,30 +42,28 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection, Iterable, Mapping
-from typing import Protocol
+import os
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from memwal.ingest.errors import Invalid
+from memwal.ingest.errors import Internal, Invalid
+from memwal.ingest.secret_refs import resolve
 from memwal.ingest.settings.load import Settings
+from memwal.ingest.settings.sections import SourceSettings
 from memwal.ingest.spark.checkpoint_files import CheckpointFiles
-from memwal.ingest.spark.source.kafka.admin import Topic
+from memwal.ingest.spark.errors import of_java
+from memwal.ingest.spark.session import CONNECTOR
+from memwal.ingest.suggest import suggestion
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _LOG = logging.getLogger("memwal.pipeline")
 NOTE = "memwal-topics"
 """File in a checkpoint with the ids of its topics by name, as JSON. Spark ignores it."""
-
-
-class Describes(Protocol):
-    """Describes topics; see `source.kafka.admin`."""
-
-    def wanted(self) -> dict[str, Topic]:
-        """Return the existing topics of the source."""
-
-    def ids(self, names: Iterable[str]) -> dict[str, str]:
-        """Return the ids of existing topics by name."""
-
-    def close(self) -> None:
-        """Close the connections."""
 
 
 class TopicGuard:
@@ -73,7 +73,7 @@ class TopicGuard:
     `source.fail_on_data_loss` is false, the guard logs a line and notes the new id instead of raising Invalid.
     """
 
-    def __init__(self, settings: Settings, topics: Describes, files: CheckpointFiles) -> None:
+    def __init__(self, settings: Settings, topics: Admin, files: CheckpointFiles) -> None:
         self._settings, self._topics, self._files = settings, topics, files
         self._noted = noted(files)
         self._names: Collection[str] = ()
@@ -175,3 +175,109 @@ def _check_starting(text: str, found: Mapping[str, Topic]) -> None:
         )
     for topic, number in sorted(given - there):
         raise Invalid(f"source.starting_offsets: there is no partition {number} of topic {topic!r}; remove it")
+
+
+# ---- the admin client -----------------------------------------------------------------------------------------------
+
+
+_ANSWER_WITHIN_MS = 20_000
+_CLIENT_PREFIX = "kafka."
+"""Prefix of options of Spark's source that are options of Kafka's client."""
+
+
+class Topic(NamedTuple):
+    """A topic as the brokers describe it. `id`: changes when a topic is deleted and created again."""
+
+    id: str
+    partitions: int
+
+
+class Admin:
+    """A connection to the brokers of a source, with the options of Spark's source. Reads only.
+
+    Thread safety. One thread at a time. Raises: Invalid if Spark has no Kafka connector, or the brokers reject the
+    credentials; Unavailable if no broker answers.
+    """
+
+    def __init__(self, spark: SparkSession, source: SourceSettings) -> None:
+        self._source = source
+        context: Any = spark.sparkContext
+        self._jvm = context._jvm  # noqa: SLF001 - PySpark has no public access to JVM classes
+        options = resolve(source.options, os.environ, "[source] options")
+        with _kafka_errors():
+            properties = self._jvm.java.util.Properties()
+            properties.put("default.api.timeout.ms", str(_ANSWER_WITHIN_MS))
+            properties.put("request.timeout.ms", str(_ANSWER_WITHIN_MS // 2))
+            for name, value in options.items():
+                if name.startswith(_CLIENT_PREFIX):
+                    properties.put(name.removeprefix(_CLIENT_PREFIX), value)
+            properties.put("bootstrap.servers", source.brokers)
+            self._client = self._jvm.org.apache.kafka.clients.admin.AdminClient.create(properties)
+
+    def wanted(self) -> dict[str, Topic]:
+        """Return the existing topics of the source.
+
+        Raises: Invalid if a topic is missing, or the pattern matches no topic.
+        """
+        with _kafka_errors():
+            names = wanted(self._source, sorted(str(name) for name in self._client.listTopics().names().get()))
+            return {
+                name: Topic(str(each.topicId()), int(each.partitions().size())) for name, each in self._described(names)
+            }
+
+    def ids(self, names: Iterable[str]) -> dict[str, str]:
+        """Return the ids of the existing topics among `names`, by name. Sends one request to one broker."""
+        with _kafka_errors():
+            return {name: str(each.topicId()) for name, each in self._described(names)}
+
+    def close(self) -> None:
+        """Close the connections."""
+        from py4j.protocol import Py4JError
+
+        with suppress(Py4JError, OSError):  # the JVM has ended
+            self._client.close(self._jvm.java.time.Duration.ZERO)
+
+    def _described(self, names: Iterable[str]) -> Iterator[tuple[str, Any]]:
+        from py4j.protocol import Py4JJavaError
+
+        asked = sorted(names)
+        described = self._client.describeTopics(self._jvm.java.util.ArrayList(asked)).topicNameValues()
+        for name in asked:
+            try:
+                yield name, described.get(name).get()
+            except Py4JJavaError as error:
+                cause = error.java_exception.getCause()
+                if cause is None or cause.getClass().getSimpleName() != "UnknownTopicOrPartitionException":
+                    raise
+
+
+@contextmanager
+def _kafka_errors() -> Iterator[None]:
+    """Convert errors of Kafka's client into the six kinds."""
+    from py4j.protocol import Py4JError, Py4JJavaError
+
+    try:
+        yield
+    except Py4JJavaError as error:
+        said = f"Kafka: {str(error.java_exception).splitlines()[0]}"
+        raise of_java(error.java_exception) or Internal(said) from None
+    except (Py4JError, TypeError) as error:
+        raise Invalid(
+            "Spark has no Kafka connector; remove spark.jars and spark.jars.packages from [source] spark, or add "
+            f"{CONNECTOR}:{version('pyspark')} and its dependencies there"
+        ) from error
+
+
+def wanted(source: SourceSettings, found: list[str]) -> list[str]:
+    """Return the topics to read, from the existing topics `found`. Raises: Invalid."""
+    for topic in source.topics:
+        if topic not in found:
+            hint = suggestion(topic, found) if found else "; it has no topics"
+            raise Invalid(f"source.topics: create or correct {topic!r}, which is no topic at {source.brokers}{hint}")
+    names = source.topics or [name for name in found if re.fullmatch(source.topic_pattern, name)]
+    if not names:
+        there = f"existing topics: {', '.join(found)}" if found else "there are no topics"
+        raise Invalid(
+            f"source.topic_pattern: {source.topic_pattern!r} matches no topic at {source.brokers}; {there}; correct it"
+        )
+    return names

@@ -1,7 +1,8 @@
-"""Read the rows of a small micro-batch in the driver, without a Spark job.
+"""Read the rows of a micro-batch before any of them is sent: in the driver, or in the map stage of a shuffle.
 
-A job for a few hundred rows takes about 50 to 100 ms: Spark schedules it, sends its functions to a Python worker, and
-moves the rows there and back. Reading in the driver takes a third of that.
+**In the driver, without a job**, for a small micro-batch. A job for a few hundred rows takes about 50 to 100 ms: Spark
+schedules it, sends its functions to a Python worker, and moves the rows there and back. Reading in the driver takes a
+third of that.
 
 1. `foreachBatch` receives a frame whose rows are an RDD. This module computes the RDD as Spark's tasks do, with the
    same source and options, but in the JVM thread that called `foreachBatch` and with an empty task context. Python
@@ -11,6 +12,15 @@ moves the rows there and back. Reading in the driver takes a third of that.
    of its first bytes (Nagle's algorithm).
 
 All of this uses internals of Spark, which another release may lack. Then nothing is read, and the caller runs a job.
+
+**In the map stage of a shuffle.** A job runs both stages without a pause. With adaptive execution Spark first submits
+the map stage by itself; `rows_read` does the same, so that the driver can check the source (`source`) after all rows
+are read and before any row is sent. The second stage reads the same shuffle files.
+
+Spark repeats tasks of the map stage if shuffle files are lost, for example with an executor. A repeated task would read
+the source again, after the check. Therefore jobs over the frame that `rows_read` returns have the property
+`WITHOUT_READING`, and the task that reads the source raises an error if it is set (`refuse_reading_again`). The caller
+then starts the micro-batch again.
 """
 
 from __future__ import annotations
@@ -21,10 +31,12 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
+from memwal.ingest.errors import Unavailable
+from memwal.ingest.spark.task import JobProperty
 from memwal.wal.codec.lance import open_scratch
 
 if TYPE_CHECKING:
@@ -76,7 +88,7 @@ class DriverRead:
             return None
 
     def _read(self, frame: DataFrame) -> pa.RecordBatch | None:
-        inside = self._inside = self._inside or _Inside.of(frame)
+        inside = self._inside = self._inside or _Inside(frame)
         plan: Any = frame._jdf  # noqa: SLF001
         parts = plan.queryExecution().logical().rdd()
         if self.scan is not None:
@@ -120,45 +132,27 @@ def chain(rdd: Any) -> Iterator[Any]:
         yield rdd
 
 
-@dataclass(frozen=True, slots=True)
 class _Inside:
     """Spark's internal classes and objects, resolved once: each dot in a class name is a call to the JVM."""
 
-    zone: str
-    """The session's time zone, which jobs use for timestamps too."""
-    none: Any
-    properties: Any
-    thread: Any
-    file_stream: Any
-    data_stream: Any
-    any_class: Any
-    environment: Any
-    contexts: Any
-    context: Any
-    accumulators: Any
-    python_rdd: Any
-    converters: Any
-
-    @classmethod
-    def of(cls, frame: DataFrame) -> _Inside:
+    def __init__(self, frame: DataFrame) -> None:
         """Resolve the classes. Raises: Py4JError or TypeError if this Spark does not have them."""
         jvm: Any = frame.sparkSession.sparkContext._jvm  # noqa: SLF001 - PySpark has no public access to JVM classes
         spark, java = jvm.org.apache.spark, jvm.java
-        return cls(
-            zone=str(frame.sparkSession.conf.get("spark.sql.session.timeZone")),
-            none=jvm.scala.Option.empty(),
-            properties=java.util.Properties,
-            thread=java.lang.Thread,
-            file_stream=java.io.FileOutputStream,
-            data_stream=java.io.DataOutputStream,
-            any_class=_module(jvm.scala.reflect, "ClassTag").Any(),
-            environment=spark.SparkEnv.get(),
-            contexts=_module(spark, "TaskContext"),
-            context=spark.TaskContextImpl,
-            accumulators=_module(spark.util, "AccumulatorContext"),
-            python_rdd=spark.api.python.PythonRDD,
-            converters=_module(spark.sql.execution.arrow, "ArrowConverters"),
-        )
+        self.zone = str(frame.sparkSession.conf.get("spark.sql.session.timeZone"))
+        """The session's time zone, which jobs use for timestamps too."""
+        self.none = jvm.scala.Option.empty()
+        self.properties = java.util.Properties
+        self.thread = java.lang.Thread
+        self.file_stream = java.io.FileOutputStream
+        self.data_stream = java.io.DataOutputStream
+        self.any_class = _module(jvm.scala.reflect, "ClassTag").Any()
+        self.environment = spark.SparkEnv.get()
+        self.contexts = _module(spark, "TaskContext")
+        self.context = spark.TaskContextImpl
+        self.accumulators = _module(spark.util, "AccumulatorContext")
+        self.python_rdd = spark.api.python.PythonRDD
+        self.converters = _module(spark.sql.execution.arrow, "ArrowConverters")
 
     def copied(self, rdd: Any) -> Any:
         """Return a copy of `rdd`, as each task of a job receives one.
@@ -210,3 +204,39 @@ class _Inside:
 def _module(package: Any, name: str) -> Any:
     """Return the Scala object `name` of a package."""
     return getattr(getattr(package, f"{name}$"), "MODULE$")
+
+
+# ---- the map stage of a shuffle -------------------------------------------------------------------------------------
+
+
+READ_AGAIN = "read_again"
+"""`details["reason"]` of the error raised when Spark would read the source again."""
+WITHOUT_READING = JobProperty("memwal.rows_read")
+"""The job must not read the source."""
+
+
+def rows_read(frame: DataFrame) -> DataFrame:
+    """Run the map stage of the last shuffle in `frame`; return a frame that reads the output of that stage.
+
+    Raises: the errors of the tasks.
+    """
+    from pyspark.sql.classic.dataframe import DataFrame as Classic
+
+    session, plan = cast("Any", frame.sparkSession), cast("Any", frame)._jdf  # noqa: SLF001
+    rows = plan.queryExecution().toRdd()
+    shuffle = next(each for rdd in chain(rows) if (each := rdd.dependencies().head()).getClass().getName() == _SHUFFLE)
+    session.sparkContext._jsc.sc().submitMapStage(shuffle).get()  # noqa: SLF001 - PySpark has no public way
+    read = session._jsparkSession.internalCreateDataFrame(rows, plan.schema(), False)  # noqa: SLF001
+    return Classic(read, frame.sparkSession)
+
+
+_SHUFFLE = "org.apache.spark.ShuffleDependency"
+
+
+def refuse_reading_again() -> None:
+    """Raise Unavailable, on an executor, if the job must not read the source."""
+    if WITHOUT_READING.is_on():
+        raise Unavailable(
+            "Spark has lost rows of a micro-batch that it had read, such as with an executor; they are read again",
+            {"reason": READ_AGAIN},
+        )

@@ -1,25 +1,26 @@
-"""`memwal query`: one read, through the owner of the regions if one answers, else from storage."""
+"""`memwal query`, `sql` and `delete`: through the owner of the regions if one answers, else from storage."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from memwal.ingest.cli.open import Readable, open_for_reading
-from memwal.ingest.cli.print import count, print_rows
-from memwal.ingest.cli.quiet import CommandConsole
+from memwal.ingest.cli.command import Call
+from memwal.ingest.cli.open import Readable, open_for_reading, writable
+from memwal.ingest.cli.print import ROWS_PER_PART, count, print_rows
 from memwal.ingest.engine.api.explanation import Explanation
 from memwal.ingest.engine.api.keys import parse_key
 from memwal.ingest.engine.api.reads import check_level
+from memwal.ingest.engine.api.results import RowStream
 from memwal.ingest.engine.api.watch import Explain
 from memwal.ingest.errors import Invalid
-from memwal.ingest.settings.load import Settings
+from memwal.ingest.service.client.remote import RemoteTable
 
 _SEVERAL = "COLUMN^BOOST,COLUMN=words, such as --match 'title^3,body=web server'"
 
@@ -42,39 +43,30 @@ class Query:
     """Search parameters by the argument names of `Reads.search`; None if an option was not given."""
 
 
-def answer(
-    settings: Settings,
-    environ: Mapping[str, str],
-    query: Query,
-    form: str,
-    console: CommandConsole,
-    *,
-    explain: bool = False,
-) -> int:
+def query(call: Call, query: Query, form: str, *, explain: bool = False) -> int:
     """Run `query`, print its rows and return the exit code.
 
     `explain`: then print its explanation, to standard error if standard output is for programs. Raises: Invalid for
     options that cannot be combined.
     """
     _check(query)
-    told: list[Explanation] = []
-    rows = _run(open_for_reading(settings, environ), query, told.append if explain else None)
+    explanations: list[Explanation] = []
+    rows = _run(open_for_reading(call), query, explanations.append if explain else None)
     table = form == "table"
     hidden = (
         [field.name for field in rows.schema if pa.types.is_nested(field.type)] if table and not query.columns else []
     )
     shown = rows.drop_columns(hidden)
-    print_rows(shown.column_names, [shown], form, console)
+    print_rows(shown.column_names, [shown], form, call.console)
     if table:
         left_out = f"; not shown: {', '.join(hidden)} (name them in --columns)" if hidden else ""
-        console.notes.print(f"{count(rows.num_rows, 'row')}{left_out}")
-    for explanation in told:
-        if form == "table":
-            console.out(f"\n{explanation}", highlight=False)
+        call.console.notes.print(f"{count(rows.num_rows, 'row')}{left_out}")
+    for explanation in explanations:
+        if table:
+            call.console.say(f"\n{explanation}")
         else:
-            sys.stderr.write(
-                f"{explanation if form == 'csv' else explanation.to_json(2 if form == 'json' else None)}\n"
-            )
+            text = str(explanation) if form == "csv" else explanation.to_json(2 if form == "json" else None)
+            sys.stderr.write(f"{text}\n")
     return 0
 
 
@@ -187,3 +179,58 @@ def _vector(table: Readable, column: str, text: str, level: str) -> list[float]:
         raise Invalid(f"--near: {text[1:]}: {error.strerror}") from None
     except (ValueError, TypeError, OverflowError, RecursionError):
         raise Invalid("--near: not a JSON list of numbers; write [0.1, 0.2, …], @file.json or key:VALUE") from None
+
+
+# ---- sql ------------------------------------------------------------------------------------------------------------
+
+
+def select(call: Call, query: str, level: str, form: str) -> int:
+    """Run `query` (- for standard input), print its rows as they arrive, and return the exit code. Raises: Invalid."""
+    text = sys.stdin.read() if query == "-" else query
+    with open_for_reading(call).sql(text, level=level) as rows:
+        total = print_rows(rows.schema.names, _gathered(rows), form, call.console)
+    if form == "table":
+        call.console.notes.print(count(total, "row"))
+    return 0
+
+
+def _gathered(rows: RowStream) -> Iterator[pa.Table]:
+    """Yield the rows in tables of at least ROWS_PER_PART, so that small batches share one table header."""
+    waiting: list[pa.RecordBatch] = []
+    for batch in rows:
+        waiting.append(batch)
+        if sum(each.num_rows for each in waiting) >= ROWS_PER_PART:
+            yield pa.Table.from_batches(waiting)
+            waiting = []
+    if waiting:
+        yield pa.Table.from_batches(waiting)
+
+
+# ---- delete ---------------------------------------------------------------------------------------------------------
+
+
+def delete(call: Call, keys: tuple[str, ...], filter: str | None, *, dry_run: bool) -> int:
+    """Delete the rows of `keys`, each as typed, or those that pass `filter`; print their number, and return the exit
+    code.
+
+    Uses the daemons that own the regions; if none answers, claims the regions.
+    Raises: Invalid unless exactly one of `keys` and `filter` is given, or for a malformed one.
+    """
+    if bool(keys) == (filter is not None):
+        raise Invalid("give --key or --filter, and not both: which rows are to be deleted?")
+    table = open_for_reading(call)
+    if not table.key:
+        raise Invalid("the table has no key (append_only), so no row can be deleted")
+    typed = list(dict.fromkeys(tuple(parse_key(text, table.key)) for text in keys))
+    what: list[Any] | None = ([list(key) for key in typed] if len(table.key) > 1 else [key[0] for key in typed]) or None
+    if dry_run:
+        found = table.count(filter) if what is None else table.get(what, list(table.key)).num_rows
+    elif isinstance(table, RemoteTable):
+        found = table.delete(what, filter=filter).rows
+    else:
+        with writable(call, table) as owned, call.console.status("deleting"):
+            found = owned.delete(what, filter=filter).rows
+    missing = "" if what is None or found == len(what) else f"; {count(len(what) - found, 'key')} had no row"
+    verb = "would delete" if dry_run else "deleted"
+    call.console.say(f"{verb} {count(found, 'row')} of {call.uri}{missing}")
+    return 0

@@ -1,0 +1,164 @@
+"""What all commands share: the configuration, the console with `--quiet`, and the exit code.
+
+Exit code 2: the user can correct the request or the configuration. 1: anything else. `MEMWAL_TRACEBACK` in the
+environment adds the traceback.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+from rich.console import Console, RenderableType
+from rich.status import Status
+
+from memwal.ingest.errors import Internal, Invalid, MemWalError, classify
+
+if TYPE_CHECKING:
+    from memwal.ingest.settings.load import Settings
+
+C = TypeVar("C", bound=Callable[..., Any])
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="print results and errors, but no progress, hints or notes")]
+
+_QUIET: ContextVar[bool] = ContextVar("memwal_quiet", default=False)
+
+
+class CommandConsole(Console):
+    """Standard output of a command; `notes` receives the output that `--quiet` suppresses.
+
+    Without emoji: a path may contain `FILE:a:`.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(emoji=False, **options)
+        self.is_quiet = _QUIET.get()
+        self.notes: Console = Console(emoji=False, quiet=True) if self.is_quiet else self
+
+    def say(self, text: str) -> None:
+        """Print a line of the result."""
+        self.out(text, highlight=False)
+
+    def note(self, text: str) -> None:
+        """Print a line that `--quiet` suppresses."""
+        self.notes.out(text, highlight=False)
+
+    def status(self, status: RenderableType, **how: Any) -> Status:
+        """Return the line that is shown on a terminal during a step."""
+        return self.notes.status(status, **how) if self.is_quiet else super().status(status, **how)
+
+    @property
+    def on_replay(self) -> Callable[..., None] | None:
+        """Callback for the replay of a log: one that prints nothing, if quiet; None shows a bar on a terminal."""
+        return (lambda *_: None) if self.is_quiet else None
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One run of a command on the table of a configuration."""
+
+    settings: Settings
+    environ: Mapping[str, str]
+    console: CommandConsole = field(default_factory=CommandConsole)
+
+    @classmethod
+    def of(cls, config: Path) -> Call:
+        """Load a configuration and begin tracing. Raises: Invalid with every problem."""
+        from memwal.ingest import tracing
+        from memwal.ingest.settings.load import load
+
+        settings = load(config, os.environ)
+        tracing.begin("memwal", settings.tracing)
+        return cls(settings, os.environ)
+
+    @property
+    def uri(self) -> str:
+        """The URI of the table."""
+        return self.settings.table.uri
+
+    @property
+    def storage_options(self) -> dict[str, str]:
+        """Lance's storage options of the table, with resolved secrets."""
+        return self.settings.storage_options(self.environ)
+
+
+# ---- --quiet ---------------------------------------------------------------------------------------------------------
+
+
+class Commands(typer.Typer):
+    """A group of commands that all have `--quiet`."""
+
+    def command(self, name: str | None = None, **options: Any) -> Callable[[C], C]:
+        """Register a function as a command, with `--quiet` after its own options."""
+        register = super().command(name, **options)
+
+        def added(function: C) -> C:
+            register(_with_quiet(function))
+            return function
+
+        return added
+
+
+def _with_quiet(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `function` with the parameter `quiet`, which makes its `CommandConsole`s quiet."""
+
+    @wraps(function)
+    def quieted(*, quiet: bool, **arguments: Any) -> Any:
+        before = _QUIET.set(quiet)
+        try:
+            return function(**arguments)
+        finally:
+            _QUIET.reset(before)
+
+    own = inspect.signature(function, eval_str=True)
+    option = inspect.Parameter("quiet", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Quiet)
+    parameters = [*own.parameters.values(), option]
+    vars(quieted)["__signature__"] = own.replace(parameters=parameters)
+    quieted.__annotations__ = {each.name: each.annotation for each in parameters}
+    return quieted
+
+
+# ---- the exit code ---------------------------------------------------------------------------------------------------
+
+
+def exit_code(command: Callable[[], int | None]) -> int:
+    """Run `command`, report its error if it fails, and return its exit code."""
+    try:
+        code = command() or 0
+        sys.stdout.flush()  # a failed write is an error of the command
+    except typer.Exit as ended:
+        return ended.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
+    except BaseException as error:  # noqa: BLE001 - the edge of the program
+        from memwal.wal.panics import as_exception  # not above: most commands start faster without the storage packages
+
+        return _report(as_exception(error))
+    return code
+
+
+def _report(error: BaseException) -> int:
+    """Print an error, one line per problem; return the exit code."""
+    usage = getattr(error, "format_message", None)
+    if usage is not None and not usage():
+        return Invalid.exit_code  # no command was given: Typer has printed the help already
+    found: MemWalError = Invalid(f"{usage()} (see memwal --help)") if usage is not None else classify(error)
+    for line in lines_of(found):
+        print(f"memwal: {line}", file=sys.stderr)
+    if os.environ.get("MEMWAL_TRACEBACK"):
+        raise error
+    return found.exit_code
+
+
+def lines_of(error: MemWalError) -> tuple[str, ...]:
+    """Return one line per problem; for an internal error one line in total, since its text is arbitrary."""
+    if not isinstance(error, Internal):
+        return error.lines
+    return (f"{error.lines[0]}; this is a bug in memwal: please report it with the output of MEMWAL_TRACEBACK=1",)

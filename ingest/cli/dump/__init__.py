@@ -1,1 +1,0 @@
-"""`memwal inspect`: print stored objects in readable form."""
