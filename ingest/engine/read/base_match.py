@@ -25,8 +25,7 @@ import numpy as np
 import pyarrow as pa
 from lance.query import BooleanQuery, FullTextOperator, FullTextQuery, MatchQuery, Occur, PhraseQuery
 
-from memwal.ingest.engine.read.gathered import ROW_ID, awaited, gathered, taken
-from memwal.ingest.engine.read.scalar_index import filtered
+from memwal.ingest.engine.read.lance_scans import ROW_ID, awaited, filtered, gathered, taken
 from memwal.memtable import IndexSpec
 from memwal.memtable.text.columns import ColumnsQuery, best_rows
 from memwal.memtable.text.index import TextIndex

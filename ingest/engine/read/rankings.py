@@ -11,10 +11,9 @@ import pyarrow as pa
 from memwal.flush import BaseTable
 from memwal.ingest.engine.read.base import DISTANCE, BaseReads
 from memwal.ingest.engine.read.base_match import SCORE
-from memwal.ingest.engine.read.known import KnownColumns
 from memwal.ingest.engine.read.levels import Mask
 from memwal.ingest.engine.read.merged import Positions, Ranking, Scores
-from memwal.ingest.engine.read.request import VectorQuery, checked_text, indexed, vector_query
+from memwal.ingest.engine.read.request import KnownColumns, VectorQuery, checked_text, expect_indexed, vector_query
 from memwal.memtable import Snapshot
 from memwal.memtable.vector.index import Way
 
@@ -50,7 +49,7 @@ class Nearness:
 
         Raises: Invalid.
         """
-        query = vector_query(what, column, vector, known.schema, known.indexes, known.gone, **how)
+        query = vector_query(what, column, vector, known, **how)
         if query.exact:
             self._warn(base, query)
 
@@ -81,7 +80,7 @@ class Nearness:
 def relevance(what: str, known: KnownColumns, boosts: Mapping[str, float], text: str, filter: str | None) -> Ranking:
     """Rank by BM25, summed over the columns. `what`: the read or its argument, for messages. Raises: Invalid."""
     for column in boosts:
-        indexed(column, "fts", what, known.schema, known.indexes, known.gone)
+        expect_indexed(column, "fts", what, known)
     query = checked_text(text, boosts, known.parsers)
     return Ranking(
         lambda level, n, mask: level.match_columns(query, n, mask),

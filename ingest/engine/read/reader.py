@@ -1,12 +1,16 @@
 """Read over all levels: the newest version of each row, then the filter, then the limit or the best k.
 
 README.md of this package lists the steps of a read.
+
+Until its end the stream of a scan holds the memtables and loaded SSTs of its view in memory, and the version of the
+base table, whose files are opened one after another. Flushes, commits and collections change none of these; a writer
+never waits for a reader. If maintenance removes a base version while it is read, the stream ends with Unavailable.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -22,28 +26,27 @@ from memwal.ingest.engine.api.arguments import at_least_one, checked_limit, text
 from memwal.ingest.engine.api.keys import normalise_keys
 from memwal.ingest.engine.api.ordering import Order, check_orderable
 from memwal.ingest.engine.api.results import RowStream, gathered
-from memwal.ingest.engine.read.base import DISTANCE, BaseReads
+from memwal.ingest.engine.read.base import DISTANCE, BaseReads, BucketReads
 from memwal.ingest.engine.read.base_match import SCORE
-from memwal.ingest.engine.read.bucketed import BucketReads
-from memwal.ingest.engine.read.known import KnownColumns
 from memwal.ingest.engine.read.levels import BaseChanged, CaptureOvertaken, RegionView, Reshaped, Stack
-from memwal.ingest.engine.read.merged import MergedView
+from memwal.ingest.engine.read.merged import ROWS_PER_STEP, MergedView
 from memwal.ingest.engine.read.rankings import Nearness, relevance
 from memwal.ingest.engine.read.request import (
+    KnownColumns,
     check_filter,
     checked_columns,
     distinct,
     only_indexed,
     only_vectors,
 )
-from memwal.ingest.engine.read.scan import after_first_batch, batches_of, streamed
 from memwal.ingest.engine.read.sst_cache import CACHE_BYTES, Load, SstCache, SstId, load_sst
 from memwal.ingest.engine.read.top_k import HiddenShare, concatenate, in_order, merge, merge_arms
-from memwal.ingest.engine.read.traced import TracedView
-from memwal.ingest.engine.read.tracer import Trace
+from memwal.ingest.engine.read.traced import Trace, TracedView
+from memwal.ingest.errors import Unavailable
 from memwal.ingest.refusals import expect_routing
 from memwal.memtable import TOMBSTONE, IndexSpec, MemTable, Snapshot
 from memwal.wal import Clock, Corrupt, ObjectStore, SsTable, SystemClock
+from memwal.wal.panics import RustPanic, panics_as_errors
 
 _FILTERS_REMEMBERED = 1000
 _NONE = np.empty(0, np.int64)
@@ -183,8 +186,9 @@ class Reader:
         if order_by is not None and most != 0:  # Lance fails to sort zero rows
             rows = merged_view.first_rows(schema.names, filter, most, order_by)
             return gathered(concatenate([rows], schema))
-        cut_short = partial(after_first_batch, base, filter, self)
-        return streamed(schema, batches_of(merged_view, schema, filter, most), cut_short)
+        batches = batches_of(merged_view, schema, filter, most)
+        first = next(batches, None)
+        return RowStream(schema, iter(()) if first is None else self._rest(first, batches, base, filter))
 
     def count(
         self,
@@ -278,7 +282,7 @@ class Reader:
         base, known = self._known(trace)
         out = checked_columns(columns, known.schema, known.gone, added=(DISTANCE, SCORE))
         most = at_least_one(n, "n")
-        near = vector_column or only_vectors("vector_column", known.schema, known.indexes)
+        near = vector_column or only_vectors("vector_column", known)
         matching = only_indexed("text_column", "fts", known.indexes) if text_column is None else text_column
         boosts = text_columns("text_column", matching)
         by_vector = self._nearness.ranking("vector_column", base, known, near, vector, filter, how)
@@ -288,6 +292,23 @@ class Reader:
         closest, fittest = merged_view.best(most, filter, out, by_vector, by_text)
         names, schema = (DISTANCE, SCORE), known.projected(out)
         return merge_arms(closest, fittest, most, names, schema, keyed=bool(known.key))
+
+    def _rest(
+        self, first: pa.RecordBatch, batches: Iterator[pa.RecordBatch], base: BaseTable, filter: str | None
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield `first` and the other batches of a scan of `base`, which can no longer be repeated after an error."""
+        yield first
+        del first
+        try:
+            with panics_as_errors:
+                yield from batches
+        except (pa.ArrowInvalid, OSError, RustPanic) as error:
+            self.ask_storage()
+            self.raise_filter_error(filter)
+            if base.is_kept():
+                raise
+            where = f"{base.uri}: version {base.version}"
+            raise Unavailable(f"{where} was removed while it was read; read again, and take the rows faster") from error
 
     def raise_filter_error(self, filter: str | None) -> None:
         """Raise InvalidRows if `filter` fails on a base row; Lance has no error type for that.
@@ -392,6 +413,22 @@ class Reader:
             if len(self._planned) >= _FILTERS_REMEMBERED:
                 self._planned.clear()
             self._planned.add((known.version, filter))
+
+
+def batches_of(view: MergedView, schema: pa.Schema, filter: str | None, limit: int | None) -> Iterator[pa.RecordBatch]:
+    """Yield at most `limit` visible rows of `view` that pass `filter`, newest levels first; no batch is empty.
+
+    `schema`: of the wanted columns; batches have at most ROWS_PER_STEP rows.
+    """
+    if limit == 0:
+        return
+    for rows in view.visible_rows(schema.names, filter, limit):
+        part = rows if limit is None else rows.slice(0, limit)
+        limit = None if limit is None else limit - part.num_rows
+        alike = pa.Table.from_arrays(part.select(schema.names).columns, schema=schema)
+        yield from (batch for batch in alike.to_batches(ROWS_PER_STEP) if batch.num_rows)
+        if limit == 0:
+            return
 
 
 def _searched(indexes: Sequence[IndexSpec]) -> frozenset[str]:

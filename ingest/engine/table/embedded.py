@@ -27,7 +27,7 @@ from memwal.ingest.engine.api.rows import as_table
 from memwal.ingest.engine.api.tokens import Applied, Receipt, Token, TokenLike
 from memwal.ingest.engine.changes.pieces import StoredChanges
 from memwal.ingest.engine.read.levels import RegionView
-from memwal.ingest.engine.read.local import LevelReads
+from memwal.ingest.engine.read.local import LevelReads, RegionReads, regions_of
 from memwal.ingest.engine.read.reader import Reader
 from memwal.ingest.engine.region.admission import Admission
 from memwal.ingest.engine.region.context import RegionContext
@@ -42,7 +42,6 @@ from memwal.ingest.engine.table.open_here import close_at_exit
 from memwal.ingest.engine.table.pauses import PauseWatch
 from memwal.ingest.engine.table.regions import BeforeClaim, RegionSet, prove
 from memwal.ingest.engine.table.resize import Resizing
-from memwal.ingest.engine.table.share import RegionReads, regions_of
 from memwal.ingest.engine.table.stored_status import space_status, ttl_status
 from memwal.ingest.engine.table.upkeep import TableUpkeep, Upkeep
 from memwal.ingest.engine.table.writes import TableWrites
