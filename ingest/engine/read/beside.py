@@ -18,20 +18,17 @@ from memwal.ingest.threads import CallThreads
 T = TypeVar("T")
 
 
-def _pool() -> CallThreads:
-    return CallThreads("beside", os.cpu_count() or 1)
+_threads: CallThreads
 
 
-_threads = _pool()
-
-
-def _forked() -> None:
-    """Create new threads after a fork; a forked process has none of its parent's."""
+def _start() -> None:
+    """Create the threads, also after a fork: a forked process has none of its parent's."""
     global _threads  # noqa: PLW0603
-    _threads = _pool()
+    _threads = CallThreads("beside", os.cpu_count() or 1)
 
 
-os.register_at_fork(after_in_child=_forked)
+_start()
+os.register_at_fork(after_in_child=_start)
 
 
 class Beside(Generic[T]):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import numpy as np
@@ -50,6 +50,15 @@ from memwal.wal.panics import RustPanic, panics_as_errors
 
 _FILTERS_REMEMBERED = 1000
 _NONE = np.empty(0, np.int64)
+
+
+class _Moment(NamedTuple):
+    """The base version that a read has opened, its columns, and the arguments `buckets` and `trace` of the read."""
+
+    base: BaseTable
+    known: KnownColumns
+    buckets: Collection[int] | None
+    trace: Trace | None
 
 
 class Reader:
@@ -146,14 +155,15 @@ class Reader:
         have. `tombstones`: also return tombstones, and `_tombstone` as the last column. `above`: return no base rows;
         the base table must have this version. Raises: Reshaped, BaseChanged.
         """
-        base, known = self._known(trace)
+        moment = self._moment(buckets, trace)
+        known = moment.known
         if shape is not None and known.shape != shape:
             raise Reshaped
-        if above not in (None, base.version):
+        if above not in (None, moment.base.version):
             raise BaseChanged
         out = checked_columns(columns, known.schema, known.gone)
         asked = distinct(normalise_keys(keys, known.schema, known.key))
-        view = self._merged_view(views, base, known, buckets, trace)
+        view = self._merged_view(moment, views, None)
         parts = list(view.rows_of(asked, out, tombstones=tombstones, base=above is None))
         schema = known.projected(out)
         schema = schema.append(pa.field(TOMBSTONE, pa.bool_())) if tombstones else schema
@@ -176,19 +186,19 @@ class Reader:
         The first batch is read before the method returns, so that its errors are raised here. `order_by`: the order of
         the rows; `columns` must have its columns, and all rows are read before the method returns.
         """
-        base, known = self._known(trace)
+        moment = self._moment(buckets, trace)
+        known = moment.known
         schema, most = known.projected(checked_columns(columns, known.schema, known.gone)), checked_limit(limit)
         if order_by is not None:
             checked_columns([name for name, _ in order_by], known.schema, known.gone, "order_by")
             check_orderable(order_by, known.schema)
-        merged_view = self._merged_view(views, base, known, buckets, trace)
-        self._check_filter(merged_view, filter, known)
+        merged_view = self._merged_view(moment, views, filter)
         if order_by is not None and most != 0:  # Lance fails to sort zero rows
             rows = merged_view.first_rows(schema.names, filter, most, order_by)
             return gathered(concatenate([rows], schema))
         batches = batches_of(merged_view, schema, filter, most)
         first = next(batches, None)
-        return RowStream(schema, iter(()) if first is None else self._rest(first, batches, base, filter))
+        return RowStream(schema, iter(()) if first is None else self._rest(first, batches, moment.base, filter))
 
     def count(
         self,
@@ -199,10 +209,7 @@ class Reader:
         trace: Trace | None = None,
     ) -> int:
         """Return the number of rows whose newest version passes `filter`."""
-        base, known = self._known(trace)
-        merged_view = self._merged_view(views, base, known, buckets, trace)
-        self._check_filter(merged_view, filter, known)
-        return merged_view.count(filter)
+        return self._merged_view(self._moment(buckets, trace), views, filter).count(filter)
 
     def search(
         self,
@@ -223,12 +230,11 @@ class Reader:
         are returned only if fewer live rows with a vector pass. `vector`: as many numbers as the column's width. `how`:
         see `read.request.vector_query`. Without an index every row is compared.
         """
-        base, known = self._known(trace)
+        moment = self._moment(buckets, trace)
+        known = moment.known
         out, most = checked_columns(columns, known.schema, known.gone, added=(DISTANCE,)), at_least_one(k)
-        ranking = self._nearness.ranking("search", base, known, column, vector, filter, how)
-        merged_view = self._merged_view(views, base, known, buckets, trace, column)
-        self._check_filter(merged_view, filter, known)
-        (best,) = merged_view.best(most, filter, out, ranking)
+        ranking = self._nearness.ranking("search", moment.base, known, column, vector, filter, how)
+        (best,) = self._merged_view(moment, views, filter, column).best(most, filter, out, ranking)
         return merge(best, most, ascending=True, name=DISTANCE, schema=known.projected(out), keyed=bool(known.key))
 
     def match(
@@ -248,13 +254,12 @@ class Reader:
         `text`: in the notation of `memtable.text.query`. `column`: one, several, or several with a boost for each.
         Scores are BM25 with the statistics of the row's level, times the boost, summed over the columns.
         """
-        base, known = self._known(trace)
+        moment = self._moment(buckets, trace)
+        known = moment.known
         out, most = checked_columns(columns, known.schema, known.gone, added=(SCORE,)), at_least_one(k)
         boosts = text_columns("column", column)
         ranking = relevance("match", known, boosts, text, filter)
-        merged_view = self._merged_view(views, base, known, buckets, trace, *boosts)
-        self._check_filter(merged_view, filter, known)
-        (best,) = merged_view.best(most, filter, out, ranking)
+        (best,) = self._merged_view(moment, views, filter, *boosts).best(most, filter, out, ranking)
         return merge(best, most, ascending=False, name=SCORE, schema=known.projected(out), keyed=bool(known.key))
 
     def candidates(
@@ -279,16 +284,16 @@ class Reader:
         `n` best by it. `vector_column`, `text_column`: None if the table has exactly one such index. `how`: as for
         `search`.
         """
-        base, known = self._known(trace)
+        moment = self._moment(buckets, trace)
+        known = moment.known
         out = checked_columns(columns, known.schema, known.gone, added=(DISTANCE, SCORE))
         most = at_least_one(n, "n")
         near = vector_column or only_vectors("vector_column", known)
         matching = only_indexed("text_column", "fts", known.indexes) if text_column is None else text_column
         boosts = text_columns("text_column", matching)
-        by_vector = self._nearness.ranking("vector_column", base, known, near, vector, filter, how)
+        by_vector = self._nearness.ranking("vector_column", moment.base, known, near, vector, filter, how)
         by_text = relevance("text_column", known, boosts, text, filter)
-        merged_view = self._merged_view(views, base, known, buckets, trace, near, *boosts)
-        self._check_filter(merged_view, filter, known)
+        merged_view = self._merged_view(moment, views, filter, near, *boosts)
         closest, fittest = merged_view.best(most, filter, out, by_vector, by_text)
         names, schema = (DISTANCE, SCORE), known.projected(out)
         return merge_arms(closest, fittest, most, names, schema, keyed=bool(known.key))
@@ -324,47 +329,43 @@ class Reader:
 
     # ---- levels --------------------------------------------------------------------------------------------------
 
-    def _known(self, trace: Trace | None) -> tuple[BaseTable, KnownColumns]:
-        """Return the latest base version and its columns. Raises: UnsupportedTable if it lost its key."""
+    def _moment(self, buckets: Collection[int] | None, trace: Trace | None) -> _Moment:
+        """Open the latest base version for a read. Raises: UnsupportedTable if it lost its key."""
         base = self.base() if trace is None else trace.opened(self.base)
         base.expect_readable()
         known = self._columns
         if base.shape == known.shape:
-            return base, known
+            return _Moment(base, known, buckets, trace)
         columns = known.after(base)
         with self._lock:
             # Otherwise another read saw a newer version; this read keeps its own.
             if columns.version > self._columns.version:
                 self._columns = columns
-        return base, columns
+        return _Moment(base, columns, buckets, trace)
 
     def _merged_view(
-        self,
-        views: Sequence[RegionView],
-        base: BaseTable,
-        known: KnownColumns,
-        buckets: Collection[int] | None,
-        trace: Trace | None,
-        *ranked: str,
+        self, moment: _Moment, views: Sequence[RegionView], filter: str | None, *ranked: str
     ) -> MergedView:
-        """Merge the levels of `views` with `base`. `ranked`: columns that are searched or matched.
+        """Merge the levels of `views` with the base table. `ranked`: columns that are searched or matched.
 
-        Raises: Unavailable (reason "resized") if the routing of `base` is not that of the views and buckets.
+        Raises: Unavailable (reason "resized") if the routing of the base table is not that of the views and buckets;
+        Invalid for `filter`.
         """
+        base, known, buckets, trace = moment.base, moment.known, moment.buckets, moment.trace
         if self._routing is not None and (views or buckets is not None):
             expect_routing(base.uri, self._routing, base.routing_version)
         indexed = _searched(known.indexes) & frozenset(ranked)
-        stacks = tuple(self._stack(view, base, known, indexed, trace) for view in views)
+        stacks = tuple(self._stack(view, moment, indexed) for view in views)
         base = base if trace is None else trace.begin(base, stacks)
         expiry = None if base.ttl is None else base.expiry(self._clock.now())
         below = BaseReads(base, expiry) if buckets is None else BucketReads(base, buckets, expiry)
-        if trace is not None:
-            return TracedView(below, stacks, known.key, self._share, expiry, trace=trace, specs=known.indexes)
-        return MergedView(below, stacks, known.key, self._share, expiry)
+        view = (below, stacks, known.key, self._share, expiry)
+        merged_view = MergedView(*view) if trace is None else TracedView(*view, trace=trace, specs=known.indexes)
+        self._check_filter(merged_view, filter, known)
+        return merged_view
 
-    def _stack(
-        self, view: RegionView, base: BaseTable, known: KnownColumns, ranked: frozenset[str], trace: Trace | None
-    ) -> Stack:
+    def _stack(self, view: RegionView, moment: _Moment, ranked: frozenset[str]) -> Stack:
+        base, known = moment.base, moment.known
         if any(shape != known.shape for shape in view.shapes):
             raise Reshaped
         if view.routing not in (None, base.routing_version):
@@ -377,24 +378,16 @@ class Reader:
             raise CaptureOvertaken
         levels = list(view.memtables)
         ssts = (sst for sst in reversed(view.ssts) if sst.generation > committed)
-        levels.extend(self._loaded(base, known, view.region, sst, ranked, trace) for sst in ssts)
+        levels.extend(self._loaded(moment, view.region, sst, ranked) for sst in ssts)
         return Stack(levels, keyed=bool(known.key))
 
-    def _loaded(
-        self,
-        base: BaseTable,
-        known: KnownColumns,
-        region: UUID,
-        sst: SsTable,
-        ranked: frozenset[str],
-        trace: Trace | None,
-    ) -> Snapshot:
+    def _loaded(self, moment: _Moment, region: UUID, sst: SsTable, ranked: frozenset[str]) -> Snapshot:
         expect_waiting()
-        load: Load = partial(load_sst, base, self._store, region, sst)
-        if trace is not None:
-            load = trace.loading(region, sst, load)
+        load: Load = partial(load_sst, moment.base, self._store, region, sst)
+        if moment.trace is not None:
+            load = moment.trace.loading(region, sst, load)
         try:
-            return self._cache.get(SstId(known.version, region, sst.path, sst.generation), ranked, load)
+            return self._cache.get(SstId(moment.known.version, region, sst.path, sst.generation), ranked, load)
         except (Corrupt, OSError):
             # This read was slower than `gc.sst_age_min`: the SST was committed and deleted after the base table was
             # opened. (model: Commit!Answer)
