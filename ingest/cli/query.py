@@ -14,10 +14,9 @@ import pyarrow as pa
 from memwal.ingest.cli.open import Readable, open_for_reading
 from memwal.ingest.cli.print import count, print_rows
 from memwal.ingest.cli.quiet import CommandConsole
-from memwal.ingest.engine.api.explanation import Explanation
+from memwal.ingest.engine.api.explanation import Explain, Explanation
 from memwal.ingest.engine.api.keys import parse_key
 from memwal.ingest.engine.api.reads import check_level
-from memwal.ingest.engine.api.watch import Explain
 from memwal.ingest.errors import Invalid
 from memwal.ingest.settings.load import Settings
 

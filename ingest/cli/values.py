@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from memwal.ingest.engine.api.python_times import python_values
+from memwal.ingest.engine.api.results import python_values
 
 _Convert = Callable[[Any], Any]
 

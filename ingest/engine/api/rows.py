@@ -1,8 +1,12 @@
-"""Convert callers' rows in any form to Arrow tables; number their keys."""
+"""Convert callers' rows in any form to Arrow tables, check them as their region will, and number their keys.
+
+Rows are checked before they get to their region at the start of a put, in a client of several daemons, and in Spark's
+tasks.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -11,12 +15,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from memwal.ingest.engine.api.arguments import brief, given_by
+from memwal.flush import WriteRules
+from memwal.ingest.engine.api.arguments import brief, check_encoding, given_by
 from memwal.ingest.engine.api.keys import NO_KEY
-from memwal.ingest.engine.api.missing import Missing
+from memwal.ingest.engine.api.missing import Missing, keeps
 from memwal.ingest.engine.api.python_values import NOT_TAKEN, column_of
 from memwal.ingest.errors import Invalid
-from memwal.memtable import TOMBSTONE
+from memwal.memtable import TOMBSTONE, Checked, MemTable, tombstones, with_tombstone
 from memwal.wal.errors import first_line
 
 SURELY_SMALL = 1 << 20
@@ -68,7 +73,8 @@ def _as_arrow(rows: Any, schema: pa.Schema, *, missing: Missing | None) -> pa.Ta
     if isinstance(rows, Sequence) and all(isinstance(row, Mapping) for row in rows):
         if missing != "null":
             _check_alike(rows, missing)
-        return _from_dicts(rows, schema)
+        names = list(dict.fromkeys(chain.from_iterable(rows)))
+        return pa.table({name: _column(name, [row.get(name) for row in rows], schema) for name in names})
     return None
 
 
@@ -113,11 +119,6 @@ def _check_alike(rows: Sequence[Mapping[str, Any]], missing: Missing | None) -> 
                 f"rows: row {number} {here} {brief(odd)}, row 0 {there} it; {remedy}; to keep stored values, put rows "
                 'with other columns separately, with missing="keep"'
             )
-
-
-def _from_dicts(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
-    names = list(dict.fromkeys(chain.from_iterable(rows)))
-    return pa.table({name: _column(name, [row.get(name) for row in rows], schema) for name in names})
 
 
 def _column(name: str, values: list[Any], schema: pa.Schema) -> pa.Array:
@@ -194,3 +195,51 @@ def first_of_each_key(rows: pa.Table, key: Sequence[str], deletes: Deletes = Fal
             {"rows": np.sort(again)[:ROWS_NAMED].tolist(), "reason": _REPEATED},
         )
     return once
+
+
+class RowChecker:
+    """Convert rows to the form of a table's memtables, or reject rows that a memtable would reject.
+
+    Thread safety. Any thread; immutable. Errors. InvalidRows or Invalid, with column and row.
+    """
+
+    def __init__(self, memtable: MemTable, required: Sequence[str], rules: WriteRules) -> None:
+        """`memtable`: an empty one with all of the table's indexes.
+
+        `required`: columns outside the key that may not be null.
+        """
+        self._memtable, self._required, self._rules = memtable, tuple(required), rules
+
+    def whole(self, rows: pa.Table, deletes: Deletes = False) -> pa.Table:
+        """Return `rows` with all columns of the table and `_tombstone`, set where `deletes` is a mask and true.
+
+        Columns are checked, rows are not.
+        """
+        required = () if deletes is True else self._required_among(rows.column_names)
+        among = None if isinstance(deletes, bool) else deletes
+        return with_tombstone(rows, self._memtable.schema, required, among)
+
+    def check(self, rows: pa.Table, deletes: Deletes = False) -> pa.Table:
+        """Check every row; return `whole`."""
+        check_encoding(rows)
+        whole = self.whole(rows, deletes)
+        self._memtable.check(whole)
+        return whole
+
+    def check_keys(self, keys: pa.Table) -> None:
+        """Check the keys of a delete."""
+        check_encoding(keys)
+        self._memtable.check(tombstones(keys, self._memtable.schema))
+
+    def checked(self, rows: pa.Table, size: int | None = None) -> Checked:
+        """Check rows that already have all columns, except the encoding of texts. `size`: their bytes."""
+        return self._memtable.check(rows, size)
+
+    def _required_among(self, columns: Collection[str]) -> tuple[str, ...]:
+        """Return the columns that a put with `columns` must have.
+
+        These are all of `required`; if missing columns are kept, only those that the put has, and the version column.
+        """
+        if not keeps(self._memtable.key, self._rules.upsert):
+            return self._required
+        return tuple(name for name in self._required if name in columns or name == self._rules.version)

@@ -19,9 +19,9 @@ import pyarrow as pa
 from memwal import flush
 from memwal.flush import BaseTable
 from memwal.ingest.caller import expect_waiting
+from memwal.ingest.engine.api.explanation import Watch
 from memwal.ingest.engine.api.keys import normalise_keys
 from memwal.ingest.engine.api.reads import Level, Reads, check_level
-from memwal.ingest.engine.api.watch import Watch
 from memwal.ingest.engine.read.levels import CaptureOvertaken, RegionView, Reshaped
 from memwal.ingest.engine.read.reader import Reader
 from memwal.ingest.engine.read.traced import Trace

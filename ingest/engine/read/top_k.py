@@ -4,7 +4,7 @@ A level above the base table is searched among its visible rows only. The hidden
 base table is asked for more than k rows, and rows whose key a newer level has are dropped. If fewer than k remain, more
 are fetched, at most k plus the number of rows above, which always suffices.
 
-Rows with equal scores are ordered by their key, or without a key by a hash of the returned columns (`api.ties`):
+Rows with equal scores are ordered by their key, or without a key by a hash of the returned columns (`api.ordering`):
 both are the same at every level, so neither a commit nor a restart changes the order. For this purpose a level returns,
 besides its k best rows, the rows that tie with the last of them, out of the first k + 1,000 that it finds.
 """
@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from memwal.ingest.engine.api.ties import in_rank
+from memwal.ingest.engine.api.ordering import in_rank
 
 Scores = npt.NDArray[np.float32]
 Mask = npt.NDArray[np.bool_]

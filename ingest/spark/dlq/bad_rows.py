@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from memwal.ingest.engine.api.python_times import python_values
+from memwal.ingest.engine.api.results import python_values
 from memwal.ingest.service.client.target import Target
 from memwal.ingest.spark.source.columns import PROBLEM, rows_and_deletes
 from memwal.memtable import InvalidRows
