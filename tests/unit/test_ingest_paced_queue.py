@@ -8,8 +8,7 @@ import pyarrow as pa
 import pytest
 
 from memwal.ingest.engine.api.deletes import Where
-from memwal.ingest.engine.region.paced_queue import PacedQueue
-from memwal.ingest.engine.region.write_queue import DurableView, Freeze, Item, Write
+from memwal.ingest.engine.region.write_queue import DurableView, Freeze, Item, PacedQueue, Write
 from tests.support.clock import FakeClock
 
 INTERVAL, SIZE_MAX = 20.0, 1_000

@@ -39,14 +39,12 @@ from memwal import wal
 from memwal.ingest import tracing
 from memwal.ingest.engine.api.tokens import Applied
 from memwal.ingest.engine.read.levels import RegionView
-from memwal.ingest.engine.region.backlog import Backlog
 from memwal.ingest.engine.region.context import RegionContext
-from memwal.ingest.engine.region.generations import RegionGenerations
+from memwal.ingest.engine.region.generations import Backlog, RegionGenerations
 from memwal.ingest.engine.region.groups import Repeats, WriteGroup, WriteGroups
 from memwal.ingest.engine.region.log import NOTHING_WRITTEN, Beside, RegionLog
 from memwal.ingest.engine.region.state import RegionLevels
 from memwal.ingest.engine.region.write_queue import Write
-from memwal.memtable import MemTable
 
 NOT_ENCODED = (pa.ArrowException, ValueError, TypeError, RuntimeError)
 """Failures to encode rows, before the entry's slot is touched. The callers get them; the region continues."""
@@ -331,7 +329,9 @@ class RegionCore:
                 return False
             context = frozen.context  # the context of its rows: the table may have other columns by now
             memtable = frozen.memtable
-            with self._span_of_flush(memtable) if tracing.on else tracing.OFF:
+            told: dict[str, Any] = {"generation": memtable.generation, "rows": memtable.rows, "bytes": memtable.bytes}
+            span = tracing.span("memwal.region.flush", region=str(self.region), **told) if tracing.on else tracing.OFF
+            with span:
                 manifest = flush_package.flush(
                     context.store,
                     self._manifests,
@@ -385,10 +385,6 @@ class RegionCore:
         rows, size = (0, 0) if group.rows is None else (group.rows.num_rows, group.rows.size)
         told: dict[str, Any] = {"region": str(self.region), "rows": rows, "bytes": size, "writes": len(group.writes)}
         return tracing.steps(name, (write.trace for write in group.writes), **told)
-
-    def _span_of_flush(self, memtable: MemTable) -> AbstractContextManager[Any]:
-        told: dict[str, Any] = {"generation": memtable.generation, "rows": memtable.rows, "bytes": memtable.bytes}
-        return tracing.span("memwal.region.flush", region=str(self.region), **told)
 
     def _wait_for_others(self) -> None:
         """Wait until no older owner answers reads, which would miss the rows written here; see `wal.lease`."""

@@ -18,11 +18,20 @@ from memwal.flush import FlushAttempts
 from memwal.flush.base.shape import Shape
 from memwal.ingest.engine.read.levels import RegionView
 from memwal.ingest.engine.region.context import Limits, RegionContext
+from memwal.ingest.engine.region.counters import Step
 from memwal.ingest.errors import BUSY, FLUSH_FAILING, Unavailable
 from memwal.memtable import MemTable
 
 State = Literal["serving", "flush_failing", "fenced", "poisoned"]
 """The state of a region: serving; serving while flushes fail; ended by a newer writer; ended by a storage failure."""
+
+
+def ssts_status(manifest: wal.RegionManifest) -> list[dict[str, Any]]:
+    """Return the SSTs of a manifest as the status of a region reports them."""
+    return [
+        {"generation": sst.generation, "path": sst.path, "rows": sst.physical_rows, "bytes": sst.in_memory_bytes}
+        for sst in manifest.ssts
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +138,13 @@ class RegionLevels:
         with self._changed:
             if self.failure is None:
                 self.failure = error
-                fenced = isinstance(error, wal.Fenced)
-                self._meter.failed(fenced=fenced)
-                self._meter.erred("fence" if fenced else "poison", error, self._context.clock.now())
-                self._ended(error)
+                step: Step = "fence" if isinstance(error, wal.Fenced) else "poison"
+                self._meter.failed(fenced=step == "fence")
+                self._meter.erred(step, error, self._context.clock.now())
+                fields: dict[str, Any] = {"event": step, "region": str(self._region)}
+                if isinstance(error, wal.Fenced):
+                    fields |= {"epoch": error.ours, "by": error.theirs}
+                self._context.log.info("%s", error, extra=fields)
             self._changed.notify_all()
             self._fresh.set()
             return self.failure
@@ -178,15 +190,7 @@ class RegionLevels:
                 "state": self._state(),
                 "failure": None if self.failure is None else str(self.failure),
                 "flush_error": None if self._flush_error is None else str(self._flush_error),
-                "ssts": [
-                    {
-                        "generation": sst.generation,
-                        "path": sst.path,
-                        "rows": sst.physical_rows,
-                        "bytes": sst.in_memory_bytes,
-                    }
-                    for sst in self.manifest.ssts
-                ],
+                "ssts": ssts_status(self.manifest),
             }
 
     # ---- the region's thread -------------------------------------------------------------------------------------
@@ -285,13 +289,6 @@ class RegionLevels:
             if shape is not None and not any(shape is other for other in shapes):
                 shapes.append(shape)
         return tuple(shapes)
-
-    def _ended(self, error: BaseException) -> None:
-        fenced = isinstance(error, wal.Fenced)
-        fields: dict[str, Any] = {"event": "fence" if fenced else "poison", "region": str(self._region)}
-        if isinstance(error, wal.Fenced):
-            fields |= {"epoch": error.ours, "by": error.theirs}
-        self._context.log.info("%s", error, extra=fields)
 
     def _state(self) -> State:
         if self.failure is not None:

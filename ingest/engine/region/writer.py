@@ -10,7 +10,7 @@ The put path of a region, in order:
 
 Non-durable writes are applied and acknowledged first and go out with the next entry. After `wal.linger_max` another
 thread appends them (`log`), while the region's thread continues to serve writes. With `wal.entry_interval`, durable
-writes wait for one another in step 2 (`paced_queue`).
+writes wait for one another in step 2 (`PacedQueue`).
 
 The indexer's thread moves applied rows into the indexes, unless `memtable.index_mode` is "sync" and the table has
 vector or text indexes. Only `close` waits for it, for the step in progress.
@@ -27,15 +27,14 @@ from uuid import UUID
 from memwal import wal
 from memwal.ingest import tracing
 from memwal.ingest.caller import expect_waiting
-from memwal.ingest.engine.api.tokens import Applied
+from memwal.ingest.engine.api.tokens import Ack, Applied
 from memwal.ingest.engine.read.levels import RegionView
-from memwal.ingest.engine.region.backlog import Backlog
 from memwal.ingest.engine.region.context import RegionContext
 from memwal.ingest.engine.region.core import RETRY_FLUSH, RegionCore
+from memwal.ingest.engine.region.generations import Backlog
 from memwal.ingest.engine.region.log import NOTHING_WRITTEN
-from memwal.ingest.engine.region.paced_queue import queue_of
 from memwal.ingest.engine.region.proofs import Proofs
-from memwal.ingest.engine.region.write_queue import Ack, DurableView, Freeze, Item, Reshape, Write
+from memwal.ingest.engine.region.write_queue import DurableView, Freeze, Item, Reshape, Write, queue_of
 from memwal.ingest.errors import MemWalError, Unavailable, classify
 from memwal.ingest.log_limit import LogLimit
 from memwal.ingest.threads import Worker
@@ -243,25 +242,22 @@ class RegionWriter:
 
         Raises: Unavailable after `patience` seconds.
         """
-        clock = self._context.clock
-        with self._meter.waiting(clock):
-            self._wait_until(clock.monotonic() + patience)
-
-    def _wait_until(self, until: float) -> None:
         clock, limits = self._context.clock, self._context.limits
-        while not self._levels.wait_for_room(limits, max(0.0, min(LOOK_EVERY, until - clock.monotonic()))):
-            expect_waiting()
-            commits = self._levels.unflushed < limits.unflushed_max  # otherwise this process's own flushes make room
-            if commits and self._looking.acquire(blocking=False):
-                try:
-                    self.refresh()
-                except NOTHING_WRITTEN:
-                    pass  # storage does not answer; the next check may succeed
-                finally:
-                    self._looking.release()
-            if clock.monotonic() >= until and not self._levels.has_room(limits):
-                self._meter.refused()
-                raise self._levels.no_room(limits)
+        with self._meter.waiting(clock):
+            until = clock.monotonic() + patience
+            while not self._levels.wait_for_room(limits, max(0.0, min(LOOK_EVERY, until - clock.monotonic()))):
+                expect_waiting()
+                commits = self._levels.unflushed < limits.unflushed_max  # else this process's own flushes make room
+                if commits and self._looking.acquire(blocking=False):
+                    try:
+                        self.refresh()
+                    except NOTHING_WRITTEN:
+                        pass  # storage does not answer; the next check may succeed
+                    finally:
+                        self._looking.release()
+                if clock.monotonic() >= until and not self._levels.has_room(limits):
+                    self._meter.refused()
+                    raise self._levels.no_room(limits)
 
     # ---- the region's thread -------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from memwal.flush import CommitReport
-from memwal.ingest.engine.region.backlog import Backlog
+from memwal.ingest.engine.region.generations import Backlog
 from memwal.ingest.engine.table.commit_policy import CommitLimits, Decision, decide, flush_due
 from memwal.ingest.errors import classify
 from memwal.ingest.log_limit import LogLimit

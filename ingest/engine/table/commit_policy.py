@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from memwal.ingest.engine.region.backlog import Backlog
+from memwal.ingest.engine.region.generations import Backlog
 
 Decision = Literal["nothing", "commit", "flush"]
 """`flush`: publish the memtables, then commit; `commit`: commit the published SSTs."""

@@ -24,15 +24,14 @@ from memwal.ingest.engine.api.deletes import FilterDelete
 from memwal.ingest.engine.api.missing import CallersColumns, Missing, missing_rule
 from memwal.ingest.engine.api.reads import Level
 from memwal.ingest.engine.api.rows import as_table
-from memwal.ingest.engine.api.tokens import Applied, Receipt, Token, TokenLike
+from memwal.ingest.engine.api.tokens import Ack, Applied, Receipt, Token, TokenLike
 from memwal.ingest.engine.changes.pieces import StoredChanges
 from memwal.ingest.engine.read.levels import RegionView
 from memwal.ingest.engine.read.local import LevelReads, RegionReads, regions_of
 from memwal.ingest.engine.read.reader import Reader
 from memwal.ingest.engine.region.admission import Admission
 from memwal.ingest.engine.region.context import RegionContext
-from memwal.ingest.engine.region.stored_rows import StoredRows
-from memwal.ingest.engine.region.write_queue import Ack
+from memwal.ingest.engine.region.resolve import StoredRows
 from memwal.ingest.engine.region.writer import RegionWriter
 from memwal.ingest.engine.table import indexes
 from memwal.ingest.engine.table.columns import TableColumns

@@ -15,8 +15,7 @@ from memwal.flush.base.caches import LanceCaches
 from memwal.flush.commits.maintenance import CompactionLimits, MaintenanceRules
 from memwal.flush.commits.thinning import VersionRules
 from memwal.flush.sst.indexes import SCALAR_ROWS_MIN
-from memwal.ingest.engine.region.context import Limits, OnReplay, RegionContext
-from memwal.ingest.engine.region.vector_models import VectorModels
+from memwal.ingest.engine.region.context import Limits, OnReplay, RegionContext, VectorModels
 from memwal.ingest.engine.table import embedded
 from memwal.ingest.engine.table.commit_policy import CommitLimits
 from memwal.ingest.engine.table.create import check_same_table, find_or_create

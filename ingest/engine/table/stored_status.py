@@ -6,6 +6,7 @@ from typing import Any
 
 from memwal import flush, wal
 from memwal.ingest.engine.read.stored import views_from_storage
+from memwal.ingest.engine.region.state import ssts_status
 from memwal.ingest.engine.table.pauses import Pauses
 
 
@@ -63,14 +64,5 @@ def _region(
         "flush_error": None,
         "last_errors": {},
         "behind": None,
-        "ssts": [
-            {
-                "generation": sst.generation,
-                "path": sst.path,
-                "rows": sst.physical_rows,
-                "bytes": sst.in_memory_bytes,
-                "committed": sst.generation <= committed,
-            }
-            for sst in manifest.ssts
-        ],
+        "ssts": [sst | {"committed": sst["generation"] <= committed} for sst in ssts_status(manifest)],
     }

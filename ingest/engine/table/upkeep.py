@@ -21,7 +21,7 @@ from memwal.flush.commits.maintenance import MaintenanceRules
 from memwal.ingest import tracing
 from memwal.ingest.engine.read.reader import Reader
 from memwal.ingest.engine.read.sst_cache import CACHE_BYTES
-from memwal.ingest.engine.region.backlog import Backlog
+from memwal.ingest.engine.region.generations import Backlog
 from memwal.ingest.engine.region.writer import RegionWriter
 from memwal.ingest.engine.table.commit_policy import CommitLimits
 from memwal.ingest.engine.table.garbage import Ages

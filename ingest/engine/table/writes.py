@@ -21,11 +21,11 @@ from memwal.ingest.engine.api.arguments import seconds, yes_or_no
 from memwal.ingest.engine.api.deletes import Where
 from memwal.ingest.engine.api.keys import normalise_keys
 from memwal.ingest.engine.api.rows import Deletes, first_of_each_key, split_deletes
-from memwal.ingest.engine.api.tokens import Receipt, Token, check_rises
+from memwal.ingest.engine.api.tokens import Ack, Receipt, Token, check_rises
 from memwal.ingest.engine.read.levels import RegionView, Reshaped
 from memwal.ingest.engine.read.reader import Reader
 from memwal.ingest.engine.region.admission import Admission
-from memwal.ingest.engine.region.write_queue import Ack, Write
+from memwal.ingest.engine.region.write_queue import Write
 from memwal.ingest.engine.region.writer import RegionWriter
 from memwal.ingest.engine.table.columns import TableColumns
 from memwal.ingest.engine.table.regions import RegionSet
