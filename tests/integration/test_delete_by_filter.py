@@ -21,7 +21,7 @@ from memwal.ingest.engine.api import deletes
 from memwal.ingest.engine.api.deletes import FilterDelete, Where
 from memwal.ingest.engine.region.resolve import Conditions
 from memwal.ingest.engine.region.writer import RegionWriter
-from memwal.ingest.engine.table.deletes import RegionDeletes
+from memwal.ingest.engine.table.writes import RegionDeletes
 from memwal.ingest.service.daemon.service import FlightService
 
 DEAR = "price >= 500"

@@ -18,7 +18,7 @@ from memwal.flush.base.load_id import has_landed, load_id
 from memwal.flush.commits import load_notes
 from memwal.ingest.engine.region import resolve
 from memwal.ingest.engine.region.resolve import Conditions
-from memwal.ingest.engine.table.deletes import RegionDeletes
+from memwal.ingest.engine.table.writes import RegionDeletes
 from tests.conftest import wait_until
 from tests.load_world import rows_of
 

@@ -12,7 +12,7 @@ import pytest
 from memwal.flush import CommitReport
 from memwal.ingest.engine.region.generations import Backlog
 from memwal.ingest.engine.table.commit_loop import CommitLoop
-from memwal.ingest.engine.table.commit_policy import CommitLimits
+from memwal.ingest.engine.table.upkeep import CommitLimits
 from memwal.ingest.threads import Periodic
 from tests.conftest import PATIENCE, wait_until
 from tests.support.clock import FakeClock

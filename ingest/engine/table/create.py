@@ -28,9 +28,7 @@ def find_or_create(
     table, options = settings.table, settings.storage_options(environ)
     base = flush.BaseTable.find(table.uri, options, to_write=True)
     if base is not None:
-        check_same_table(settings, base)
-        check_flush(settings, base.schema, base.storage_version)
-        return _with_ttl(settings, base), False
+        return _fitting(settings, base), False
     wanted = schema if schema is not None else settings.arrow_schema()
     if not len(wanted) or not (table.key or table.append_only):
         raise Invalid(
@@ -51,9 +49,7 @@ def find_or_create(
         # Another process is creating it; `find` returns its table, and completes a partly created one.
         if (base := flush.BaseTable.find(table.uri, options, to_write=True)) is None:
             raise
-        check_same_table(settings, base)
-        check_flush(settings, base.schema, base.storage_version)
-        return _with_ttl(settings, base), False
+        return _fitting(settings, base), False
 
 
 def initialise(settings: Settings, environ: Mapping[str, str]) -> tuple[flush.BaseTable, str]:
@@ -70,9 +66,7 @@ def initialise(settings: Settings, environ: Mapping[str, str]) -> tuple[flush.Ba
         adopted = flush.BaseTable.adopt(
             table.uri, table.key, regions, indexes, options, wal_format, by, _rules(settings), _ttl(settings)
         )
-        check_same_table(settings, adopted)
-        check_flush(settings, adopted.schema, adopted.storage_version)
-        return _with_ttl(settings, adopted), f"adopted ({adopted.wal_format})"
+        return _fitting(settings, adopted), f"adopted ({adopted.wal_format})"
 
 
 def check_flush(settings: Settings, columns: pa.Schema, storage_version: str | None = None) -> None:
@@ -182,8 +176,13 @@ def _check_same_columns(settings: Settings, base: flush.BaseTable) -> None:
             )
 
 
-def _with_ttl(settings: Settings, base: flush.BaseTable) -> flush.BaseTable:
-    """Return `base` with the ttl of `settings`, unchanged if they set none. Raises: InvalidRows."""
+def _fitting(settings: Settings, base: flush.BaseTable) -> flush.BaseTable:
+    """Return `base` with the ttl of `settings`, unchanged if they set none.
+
+    Raises: Invalid if it does not fit `settings`; InvalidRows for the ttl.
+    """
+    check_same_table(settings, base)
+    check_flush(settings, base.schema, base.storage_version)
     wanted = _ttl(settings)
     if settings.table.ttl_seconds is None or wanted == base.ttl:
         return base

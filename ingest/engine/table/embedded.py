@@ -36,14 +36,13 @@ from memwal.ingest.engine.region.writer import RegionWriter
 from memwal.ingest.engine.table import indexes
 from memwal.ingest.engine.table.columns import TableColumns
 from memwal.ingest.engine.table.commit_loop import CommitLoop
-from memwal.ingest.engine.table.deletes import RegionDeletes
 from memwal.ingest.engine.table.open_here import close_at_exit
 from memwal.ingest.engine.table.pauses import PauseWatch
 from memwal.ingest.engine.table.regions import BeforeClaim, RegionSet, prove
 from memwal.ingest.engine.table.resize import Resizing
 from memwal.ingest.engine.table.stored_status import space_status, ttl_status
 from memwal.ingest.engine.table.upkeep import TableUpkeep, Upkeep
-from memwal.ingest.engine.table.writes import TableWrites
+from memwal.ingest.engine.table.writes import RegionDeletes, TableWrites
 from memwal.ingest.errors import Invalid, translate_errors
 from memwal.ingest.protocol import build
 from memwal.ingest.refusals import expect_routing

@@ -48,7 +48,7 @@ class BaseUpkeep:
         # Compaction runs after merging: it joins only fragments that are in one index segment.
         self._steps: Mapping[str, tuple[float, Callable[[lance.LanceDataset], str]]] = {
             "optimize": (rules.optimize_interval, lambda dataset: self._merge(dataset, rules)),
-            "compact": (rules.compact_interval, lambda dataset: self._compact(dataset, rules)),
+            "compact": (rules.compact_interval, lambda dataset: _compact(dataset, rules)),
             "clean up": (rules.versions_interval, lambda dataset: self._clean_up(dataset, rules)),
         }
         self._due = {
@@ -122,12 +122,12 @@ class BaseUpkeep:
             self._tell_expired(rows)
         return f"expired rows deleted: {rows:,}" if rows else ""
 
-    @staticmethod
-    def _compact(dataset: lance.LanceDataset, rules: MaintenanceRules) -> str:
-        replaced, by = compact(dataset, rules.compaction)
-        return f"fragments compacted: {replaced} into {by}" if replaced else ""
-
     def _clean_up(self, dataset: lance.LanceDataset, rules: MaintenanceRules) -> str:
         since = self._clock.now() - rules.changes_age_min - _CHANGES_MARGIN if rules.changes_age_min else None
         gone = clean_up(self._store, dataset, rules.versions, self._clock.now(), since)
         return f"old versions removed: {gone}" if gone else ""
+
+
+def _compact(dataset: lance.LanceDataset, rules: MaintenanceRules) -> str:
+    replaced, by = compact(dataset, rules.compaction)
+    return f"fragments compacted: {replaced} into {by}" if replaced else ""

@@ -17,14 +17,13 @@ from memwal.flush.commits.thinning import VersionRules
 from memwal.flush.sst.indexes import SCALAR_ROWS_MIN
 from memwal.ingest.engine.region.context import Limits, OnReplay, RegionContext, VectorModels
 from memwal.ingest.engine.table import embedded
-from memwal.ingest.engine.table.commit_policy import CommitLimits
 from memwal.ingest.engine.table.create import check_same_table, find_or_create
 from memwal.ingest.engine.table.garbage import Ages
 from memwal.ingest.engine.table.live_owners import Ask, Claimant, LiveOwners
 from memwal.ingest.engine.table.open_here import claiming
 from memwal.ingest.engine.table.replay_progress import replay_bar
 from memwal.ingest.engine.table.stored import StoredTable
-from memwal.ingest.engine.table.upkeep import Upkeep
+from memwal.ingest.engine.table.upkeep import CommitLimits, Upkeep
 from memwal.ingest.settings.load import Settings
 from memwal.memtable import row_schema
 
