@@ -159,6 +159,24 @@ def key_codes(keys: pa.Table) -> Places:
     return codes
 
 
+class KeyRuns:
+    """Rows sorted by key; rows of one key keep their order.
+
+    Thread safety. Immutable. Shapes: n rows, m distinct keys; keys are numbered 0 to m - 1 in unspecified order.
+    """
+
+    def __init__(self, keys: pa.Table) -> None:
+        """`keys`: the key columns of all rows, without nulls."""
+        codes = key_codes(keys)
+        self.order: Places = np.argsort(codes, kind="stable")
+        """int64 [n]: the rows sorted by key."""
+        self.begins: Mask = np.ones(len(codes), dtype=np.bool_)
+        """bool [n], in sorted order: whether this is the first row of its key."""
+        self.begins[1:] = codes[self.order][1:] != codes[self.order][:-1]
+        self.first: Places = self.order[self.begins]
+        """int64 [m]: the first row of each key."""
+
+
 def _column_codes(column: pa.ChunkedArray) -> Places:
     if pa.types.is_integer(column.type):
         values: Places = column.to_numpy().astype(np.int64, copy=False)  # uint64: bit by bit

@@ -64,7 +64,11 @@ class Nearness:
         def below(rows: BaseReads, n: int, names: Sequence[str]) -> pa.Table:
             return rows.search(query, n, filter, names)
 
-        return Ranking(above, below, DISTANCE, (column,), way, _why_exact(query, known))
+        exact: Way | None = None if query.low is None else "low"
+        if not query.indexed:
+            has_index = any((spec.column, spec.kind) == (column, "ivf_pq") for spec in known.indexes)
+            exact = "metric" if has_index else "no index"
+        return Ranking(above, below, DISTANCE, (column,), way, exact)
 
     def _warn(self, base: BaseTable, query: VectorQuery) -> None:
         if query.column in self._warned or (rows := base.dataset.count_rows()) < EXACT_ROWS_QUIET:
@@ -90,11 +94,3 @@ def relevance(what: str, known: KnownColumns, boosts: Mapping[str, float], text:
         lambda *_: (None, "text"),
         spare=TEXT_SPARE,
     )
-
-
-def _why_exact(query: VectorQuery, known: KnownColumns) -> Way | None:
-    """Return why every base row is compared; None if the index is used, where it is built."""
-    if query.indexed:
-        return None if query.low is None else "low"
-    has_index = any((spec.column, spec.kind) == (query.column, "ivf_pq") for spec in known.indexes)
-    return "metric" if has_index else "no index"

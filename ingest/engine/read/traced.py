@@ -324,7 +324,8 @@ class TracedView(MergedView):
             search.looked_at, columns = level.narrowed(filter, mask)
             mask = super()._passing(stack, place, filter)
         search.found = int(np.count_nonzero(mask))
-        search.indexes |= dict.fromkeys(self._scalar_index(column) for column in columns)
+        names = {spec.column: spec.name for spec in self.specs if spec.kind == "btree"}
+        search.indexes |= dict.fromkeys(names.get(column, "key") for column in columns)
         search.told[f"index of {', '.join(columns)}" if columns else "every row evaluated"] = None
         return mask
 
@@ -429,10 +430,6 @@ class TracedView(MergedView):
 
     def _level(self, level: Snapshot) -> LevelTrace:
         return self.trace.levels[id(level)]
-
-    def _scalar_index(self, column: str) -> str:
-        names = (spec.name for spec in self.specs if spec.kind == "btree" and spec.column == column)
-        return next(names, "key")
 
     def _counted(self, search: SearchTrace, candidates: Candidates) -> Candidates:
         """Count the rows that are taken from `candidates`: those that are among the best of all levels."""

@@ -25,7 +25,7 @@ from memwal.ingest.engine.api.missing import CallersColumns, Missing, missing_ru
 from memwal.ingest.engine.api.reads import Level
 from memwal.ingest.engine.api.rows import as_table
 from memwal.ingest.engine.api.tokens import Ack, Applied, Receipt, Token, TokenLike
-from memwal.ingest.engine.changes.pieces import StoredChanges
+from memwal.ingest.engine.changes.reader import StoredChanges
 from memwal.ingest.engine.read.levels import RegionView
 from memwal.ingest.engine.read.local import LevelReads, RegionReads, regions_of
 from memwal.ingest.engine.read.reader import Reader

@@ -18,7 +18,7 @@ from memwal.wal.panics import as_exception
 
 _LOG = logging.getLogger("memwal.maintenance")
 _CHANGES_MARGIN = 7200.0
-"""Seconds that versions stay beyond `changes_age_min`: twice the time that rule 3 of `changes.base_versions` needs."""
+"""Seconds that versions stay beyond `changes_age_min`: twice the time that rule 3 of `changes.start` needs."""
 
 
 class BaseUpkeep:

@@ -15,7 +15,7 @@ from memwal.ingest.engine.api.arguments import keys_or_filter
 from memwal.ingest.engine.api.missing import Missing
 from memwal.ingest.engine.api.reads import Level
 from memwal.ingest.engine.api.tokens import TokenLike
-from memwal.ingest.engine.changes.pieces import StoredChanges
+from memwal.ingest.engine.changes.reader import StoredChanges
 from memwal.ingest.engine.read.levels import RegionView
 from memwal.ingest.engine.read.local import LevelReads
 from memwal.ingest.engine.read.reader import Reader
