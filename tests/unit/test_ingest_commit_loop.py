@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from memwal.flush import CommitReport
-from memwal.ingest.engine.region.generations import Backlog
+from memwal.ingest.engine.region.state import Backlog
 from memwal.ingest.engine.table.commit_loop import CommitLoop
 from memwal.ingest.engine.table.upkeep import CommitLimits
 from memwal.ingest.threads import Periodic

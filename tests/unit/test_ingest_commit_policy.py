@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memwal.ingest.engine.region.generations import Backlog
+from memwal.ingest.engine.region.state import Backlog
 from memwal.ingest.engine.table.upkeep import CommitLimits, Decision, decide
 
 LIMITS = CommitLimits(interval=30.0, ssts_max=8, size_max=1000)

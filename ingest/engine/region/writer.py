@@ -31,9 +31,9 @@ from memwal.ingest.engine.api.tokens import Ack, Applied
 from memwal.ingest.engine.read.levels import RegionView
 from memwal.ingest.engine.region.context import RegionContext
 from memwal.ingest.engine.region.core import RETRY_FLUSH, RegionCore
-from memwal.ingest.engine.region.generations import Backlog
 from memwal.ingest.engine.region.log import NOTHING_WRITTEN
 from memwal.ingest.engine.region.proofs import Proofs
+from memwal.ingest.engine.region.state import Backlog
 from memwal.ingest.engine.region.write_queue import DurableView, Freeze, Item, Reshape, Write, queue_of
 from memwal.ingest.errors import MemWalError, Unavailable, classify
 from memwal.ingest.log_limit import LogLimit

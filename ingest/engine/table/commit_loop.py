@@ -22,7 +22,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from memwal.flush import CommitReport
-from memwal.ingest.engine.region.generations import Backlog
+from memwal.ingest.engine.region.state import Backlog
 from memwal.ingest.engine.table.upkeep import CommitLimits, Decision, TableUpkeep, decide, flush_due
 from memwal.ingest.errors import classify
 from memwal.ingest.log_limit import LogLimit

@@ -26,7 +26,7 @@ from memwal.flush.commits.maintenance import MaintenanceRules
 from memwal.ingest import tracing
 from memwal.ingest.engine.read.reader import Reader
 from memwal.ingest.engine.read.sst_cache import CACHE_BYTES
-from memwal.ingest.engine.region.generations import Backlog
+from memwal.ingest.engine.region.state import Backlog
 from memwal.ingest.engine.region.writer import RegionWriter
 from memwal.ingest.engine.table.garbage import Ages
 from memwal.ingest.engine.table.maintenance import BaseUpkeep
