@@ -117,11 +117,6 @@ class LanceScan:
             if spec.name in vectors or f"]@{spec.name}(" in self.plan or (spec.kind == "fts" and spec.column in texts)
         ]
 
-    @property
-    def is_exact(self) -> bool:
-        """Whether the distance of every row is computed."""
-        return "KNNVectorDistance" in self.plan and not _VECTOR_INDEX.search(self.plan)
-
 
 class WatchedDataset:
     """A dataset that calls `scanned` with each scan, and otherwise behaves as the wrapped dataset.

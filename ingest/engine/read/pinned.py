@@ -92,12 +92,10 @@ class Pinned:
     """Unix time in seconds of the process that pinned the moment: rows that have expired by then appear in no read."""
 
 
-def pin(
-    base: BaseTable, store: wal.ObjectStore, level: Level, clock: wal.Clock | None = None
-) -> tuple[Pinned, BaseTable]:
+def pin(base: BaseTable, store: wal.ObjectStore, level: Level) -> tuple[Pinned, BaseTable]:
     """Return the present moment at `level`, and the base version in it. `latest` equals `durable` here.
 
-    `base`: any version. `clock`: None for the system's. Every row acknowledged as durable before the call is in a
+    `base`: any version. Every row acknowledged as durable before the call is in a
     `durable` moment. Writes nothing; safe while writers run.
     Raises: Unavailable if commits keep overtaking it; errors of `wal` and `flush`.
     """
@@ -114,7 +112,7 @@ def pin(
             regions = (_pinned(newest, manifest, end) for manifest, end in zip(manifests, ends, strict=True))
             kept = tuple(region for region in regions if region.ssts or region.upto > region.after)
             fragments = tuple(_fragment(fragment) for fragment in newest.dataset.get_fragments())
-            now = (clock or wal.SystemClock()).now()
+            now = wal.SystemClock().now()
             return Pinned(newest.uri, newest.table_id, newest.version, kept, fragments, now), newest
     raise Unavailable(f"{_CAPTURES} commits in a row overtook this read; read again")
 

@@ -43,13 +43,6 @@ _CAPTURES = 5
 _READ_OPTIONS = wal.WalOptions(readers=8)
 
 
-def views_from_storage(base: BaseTable, store: wal.ObjectStore, level: Level) -> list[RegionView]:
-    """Capture the levels above the base table for one read of `level`. Arguments and errors: as
-    `StoredLevels.views`.
-    """
-    return StoredLevels(store).views(base, level)
-
-
 @dataclass(frozen=True)
 class _Known:
     """The state that the next look continues from: the tails of all regions, replayed for the shape and routing of

@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal
 from uuid import UUID
 
 import pyarrow as pa
@@ -70,23 +70,16 @@ OnReplay = Callable[[UUID, str, int, int], None]
 """Callback while a region is opened: region, "reading" or "applying", entries done, entries in total."""
 
 
-class Find(Protocol):
-    """Look stored rows up. Thread safety. Any thread."""
+Find = Callable[[RegionView, pa.Table, Sequence[str], Shape | None, int | None], pa.Table]
+"""`find(view, keys, columns, shape, above)` returns the live rows of `keys` (distinct) with the columns of a shape.
 
-    def __call__(
-        self, view: RegionView, keys: pa.Table, columns: Sequence[str], shape: Shape | None, above: int | None = None
-    ) -> pa.Table:
-        """Return the live rows of `keys` (distinct), with the given columns of a shape.
-
-        Searches the levels of a region's view and the newest base table. If the last column is `_tombstone`, tombstones
-        are returned too. `above`: search only the levels above the base table, which must have this version. An expired
-        row counts as absent: it is returned as a tombstone without values if the last column is `_tombstone`, and left
-        out otherwise.
-        Raises: CaptureOvertaken for a view that a commit overtook; Reshaped if the base table has another shape;
-        BaseChanged if it has another version than `above`; errors of reading storage.
-        """
-        ...
-
+Searches the levels of a region's view and the newest base table. If the last column is `_tombstone`, tombstones are
+returned too. `above`: None, or search only the levels above the base table, which must have this version. An expired
+row counts as absent: it is returned as a tombstone without values if the last column is `_tombstone`, and left out
+otherwise. Called from any thread.
+Raises: CaptureOvertaken for a view that a commit overtook; Reshaped if the base table has another shape; BaseChanged if
+it has another version than `above`; errors of reading storage.
+"""
 
 Keep = Callable[[UUID, wal.SsTable, MemTable, Shape | None], None]
 """Takes over the memtable of a shape that was flushed as an SST of a region, so that readers need not load it. Called

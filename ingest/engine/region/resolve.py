@@ -69,7 +69,7 @@ class StoredRows:
         return replace(context, find=self, any_expired=self.any_expired, loads=self.loads, keep=self._reader.keep)
 
     def __call__(
-        self, view: RegionView, keys: pa.Table, columns: Sequence[str], shape: Shape | None, above: int | None = None
+        self, view: RegionView, keys: pa.Table, columns: Sequence[str], shape: Shape | None, above: int | None
     ) -> pa.Table:
         """Implement `Find`."""
         named = [name for name in columns if name != TOMBSTONE]
