@@ -180,7 +180,7 @@ class ChangesReader:
         """
         if self._known:
             return False
-        if until is not None and self._is_done(until):
+        if until is not None and covers(self.position, until):
             if until.routing == self._routing:
                 self._starts.expect_reached(self._at, until.regions)
             return False
@@ -206,11 +206,6 @@ class ChangesReader:
         self._routing += 1
         self._ends, self._open = {}, {}
         return True
-
-    def _is_done(self, until: Position) -> bool:
-        if until.routing != self._routing:
-            return until.routing < self._routing
-        return all(self._at.get(region, 0) >= end for region, end in until.regions.items())
 
     def _tip(self, region: UUID) -> int:
         """Return the newest position of `region`. Makes one request, more only if entries are new or may have been
@@ -238,6 +233,13 @@ class ChangesReader:
         columns = {*checked_columns(request.columns, base.schema), *base.key}
         ordered = tuple(name for name in base.schema.names if name in columns)
         return Form(base.shape, base.key, ordered, request.images == "both", base.wal_format)
+
+
+def covers(position: Position, until: Position) -> bool:
+    """Return whether no change up to `until` comes after `position`."""
+    if position.routing != until.routing:
+        return position.routing > until.routing
+    return all(position.regions.get(region, 0) >= end for region, end in until.regions.items())
 
 
 def expect_names_free(schema: pa.Schema) -> None:

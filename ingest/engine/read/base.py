@@ -162,7 +162,7 @@ class BaseReads:
         Rows that the index does not cover yet are searched too.
         """
         k = self._expected(k, columns)
-        return BaseMatch(self._dataset, self._base.indexes).best(query, k, self._live(filter), columns)
+        return BaseMatch(self._dataset, self._base.indexes, query, k, self._live(filter), columns).best()
 
     def check(self, filter: str) -> None:
         """Plan a scan with `filter`, in Lance and in DataFusion.

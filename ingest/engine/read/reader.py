@@ -39,7 +39,7 @@ from memwal.ingest.engine.read.request import (
     only_indexed,
     only_vectors,
 )
-from memwal.ingest.engine.read.sst_cache import CACHE_BYTES, Load, SstCache, SstId, load_sst
+from memwal.ingest.engine.read.sst_cache import CACHE_BYTES, SstCache, SstId, load_sst
 from memwal.ingest.engine.read.top_k import HiddenShare, concatenate, in_order, merge, merge_arms
 from memwal.ingest.engine.read.traced import Trace, TracedView
 from memwal.ingest.errors import Unavailable
@@ -331,7 +331,7 @@ class Reader:
 
     def _moment(self, buckets: Collection[int] | None, trace: Trace | None) -> _Moment:
         """Open the latest base version for a read. Raises: UnsupportedTable if it lost its key."""
-        base = self.base() if trace is None else trace.opened(self.base)
+        base = self.base() if trace is None else trace.measured("open", self.base)
         base.expect_readable()
         known = self._columns
         if base.shape == known.shape:
@@ -383,11 +383,14 @@ class Reader:
 
     def _loaded(self, moment: _Moment, region: UUID, sst: SsTable, ranked: frozenset[str]) -> Snapshot:
         expect_waiting()
-        load: Load = partial(load_sst, moment.base, self._store, region, sst)
-        if moment.trace is not None:
-            load = moment.trace.loading(region, sst, load)
+        trace, sst_id = moment.trace, SstId(moment.known.version, region, sst.path, sst.generation)
+
+        def load(columns: frozenset[str]) -> MemTable:
+            read = partial(load_sst, moment.base, self._store, region, sst, columns)
+            return read() if trace is None else trace.measured((region, sst.path), read)
+
         try:
-            return self._cache.get(SstId(moment.known.version, region, sst.path, sst.generation), ranked, load)
+            return self._cache.get(sst_id, ranked, load)
         except (Corrupt, OSError):
             # This read was slower than `gc.sst_age_min`: the SST was committed and deleted after the base table was
             # opened. (model: Commit!Answer)

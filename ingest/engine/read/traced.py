@@ -6,11 +6,10 @@ steps and measures them. Without an explanation nothing in this module runs, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
-from uuid import UUID
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -25,9 +24,8 @@ from memwal.ingest.engine.read.beside import Beside
 from memwal.ingest.engine.read.lance_scans import LanceScan, WatchedDataset
 from memwal.ingest.engine.read.levels import Mask, RegionView, Stack
 from memwal.ingest.engine.read.merged import Fetch, MergedView, Positions, Ranking
-from memwal.ingest.engine.read.sst_cache import Load
 from memwal.ingest.engine.read.top_k import Candidates, Visible, concatenate
-from memwal.memtable import TOMBSTONE, IndexSpec, MemTable, Snapshot
+from memwal.memtable import TOMBSTONE, IndexSpec, Snapshot
 from memwal.memtable.vector.index import Way
 from memwal.wal import Clock, SsTable
 
@@ -117,9 +115,8 @@ class Trace:
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
-        self.attempts, self._capturing, self._opening = 0, 0.0, 0.0
-        self._views: Sequence[RegionView] = ()
-        self._loads: dict[tuple[UUID, str], float] = {}
+        self.attempts, self._views = 0, list[RegionView]()
+        self._seconds: dict[Hashable, float] = {}
         self.levels: dict[int, LevelTrace] = {}
         self.current = SearchTrace("")
         """The search in progress."""
@@ -142,28 +139,16 @@ class Trace:
 
     def captured(self, capture: Callable[[], list[RegionView]]) -> list[RegionView]:
         """Return the result of `capture`; begins an attempt."""
-        self.attempts, self.levels, began = self.attempts + 1, {}, self.clock.monotonic()
-        views = capture()
-        self._views, self._capturing = views, self._capturing + self.clock.monotonic() - began
-        return views
+        self.attempts, self.levels = self.attempts + 1, {}
+        self._views = self.measured("capture", capture)
+        return self._views
 
-    def opened(self, open_base: Callable[[], BaseTable]) -> BaseTable:
-        """Return the result of `open_base`."""
+    def measured(self, what: Hashable, call: Callable[[], T]) -> T:
+        """Return the result of `call`; add its time to that of `what`: "capture", "open", or the path of an SST."""
         began = self.clock.monotonic()
-        base = open_base()
-        self._opening += self.clock.monotonic() - began
-        return base
-
-    def loading(self, region: UUID, sst: SsTable, load: Load) -> Load:
-        """Return a measured `load`, which is called if `sst` is not cached."""
-
-        def measured(columns: frozenset[str]) -> MemTable:
-            began = self.clock.monotonic()
-            table = load(columns)
-            self._loads[region, sst.path] = self.clock.monotonic() - began
-            return table
-
-        return measured
+        result = call()
+        self._seconds[what] = self._seconds.get(what, 0.0) + self.clock.monotonic() - began
+        return result
 
     def begin(self, base: BaseTable, stacks: tuple[Stack, ...]) -> BaseTable:
         """Record the levels of the read; return `base` with a dataset that reports Lance's scans to this trace."""
@@ -189,7 +174,7 @@ class Trace:
             _summarise(search, self.base.about.rows, self._base.indexes, waiting)
         levels = tuple(level.explained() for level in (*self.levels.values(), self.base))
         inside = sum(level.load_ms + sum(search.ms for search in level.searches) for level in levels)
-        capture, opened = 1e3 * self._capturing, 1e3 * self._opening
+        capture, opened = (1e3 * self._seconds.get(what, 0.0) for what in ("capture", "open"))
         return ExplainedPart(
             self._base.uri,
             self._base.version,
@@ -210,7 +195,7 @@ class Trace:
         return ExplainedLevel("memtable", level.n, region, level.generation, state)
 
     def _sst(self, view: RegionView, level: Snapshot, sst: SsTable) -> ExplainedLevel:
-        loaded = self._loads.get((view.region, sst.path))
+        loaded = self._seconds.get((view.region, sst.path))
         return ExplainedLevel(
             "sst",
             level.n,
@@ -253,6 +238,7 @@ def _summarise(search: SearchTrace, rows: int, specs: Sequence[IndexSpec], waiti
         search.looked_at += search.unindexed
 
 
+T = TypeVar("T")
 _KEY_INDEX = "key index"
 _BY = {DISTANCE: "vector", SCORE: "text"}
 WAYS: Mapping[Way, str] = {
