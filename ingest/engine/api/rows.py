@@ -59,7 +59,9 @@ def as_table(rows: Any, schema: pa.Schema, missing: Missing | None = "null") -> 
 def _as_arrow(rows: Any, schema: pa.Schema, *, missing: Missing | None) -> pa.Table | None:
     if isinstance(rows, pa.Table):
         return rows
-    if _is_pandas_frame(rows) and rows.index.names == [None]:
+    kind = type(rows)
+    is_pandas = kind.__name__ == "DataFrame" and kind.__module__.partition(".")[0] == "pandas"
+    if is_pandas and rows.index.names == [None]:
         # After a filter or a sort, Arrow would add the index, which holds the old row numbers, as a column.
         return pa.Table.from_pandas(rows, preserve_index=False)
     if isinstance(rows, pa.RecordBatch):
@@ -85,11 +87,6 @@ def _streamed(rows: Any) -> pa.Table | None:
         if isinstance(rows, pa.ChunkedArray) or type(rows).__name__ == "Series":
             return None  # a stream of values, not of rows; Arrow's reason would not name the accepted forms
         raise
-
-
-def _is_pandas_frame(rows: Any) -> bool:
-    kind = type(rows)
-    return kind.__name__ == "DataFrame" and kind.__module__.partition(".")[0] == "pandas"
 
 
 def split_deletes(rows: pa.Table, key: Sequence[str]) -> tuple[pa.Table, bool | npt.NDArray[np.bool_]]:

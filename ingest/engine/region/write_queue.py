@@ -20,8 +20,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +32,6 @@ from memwal.flush.base.shape import Shape
 from memwal.ingest.engine.api.deletes import Where
 from memwal.ingest.engine.api.rows import Deletes, size_bound
 from memwal.ingest.engine.api.tokens import Ack, Token
-from memwal.ingest.engine.read.levels import RegionView
 from memwal.ingest.engine.region.context import RegionContext
 from memwal.wal import Clock
 
@@ -150,35 +150,15 @@ class Write:
 
 
 @dataclass(slots=True)
-class Freeze:
-    """A request to freeze the memtable after everything queued before it.
+class Request(Generic[T]):
+    """A call that the region's thread makes after everything queued before it, such as a freeze. `done`: its result."""
 
-    `done`: the generation that is active then; everything queued before is in an older one.
-    """
-
-    done: Pending[int] = field(default_factory=Pending)
+    call: Callable[[], T]
+    done: Pending[T] = field(default_factory=Pending)
 
 
-@dataclass(slots=True)
-class DurableView:
-    """A request to append lingering rows and to capture the levels at that moment."""
-
-    done: Pending[RegionView] = field(default_factory=Pending)
-
-
-@dataclass(slots=True)
-class Reshape:
-    """A request to accept rows of another shape, starting with the next queued item.
-
-    `done`: the newest generation that waits to be flushed in an older shape, or 0.
-    """
-
-    context: RegionContext
-    done: Pending[int] = field(default_factory=Pending)
-
-
-Item = Write | Freeze | DurableView | Reshape
-"""A request to a region's thread."""
+Item = Write | Request[Any]
+"""Work for a region's thread."""
 
 
 class WriteQueue:

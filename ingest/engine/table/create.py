@@ -110,13 +110,6 @@ def check_same_table(settings: Settings, base: flush.BaseTable) -> None:
         raise Invalid(
             f"[regions] by = {list(by)} but the rows of the table at {base.uri} are spread by {there}; leave it out"
         )
-    _check_same_choices(settings, base)
-    _check_same_indexes(settings, base)
-    _check_same_columns(settings, base)
-
-
-def _check_same_choices(settings: Settings, base: flush.BaseTable) -> None:
-    """Check the given settings that are fixed when a table is set up. Raises: Invalid."""
     if _given_format(settings) not in (None, base.wal_format):
         raise Invalid(
             f'[wal] format = "{settings.wal.format}" but the table at {base.uri} has "{base.wal_format}", which is '
@@ -128,6 +121,8 @@ def _check_same_choices(settings: Settings, base: flush.BaseTable) -> None:
                 f'[table] {rule} = "{given}" but the table at {base.uri} has "{there}", which is fixed when a table is '
                 "set up; correct the setting, or leave it out"
             )
+    _check_same_indexes(settings, base)
+    _check_same_columns(settings, base)
 
 
 def _check_same_indexes(settings: Settings, base: flush.BaseTable) -> None:
