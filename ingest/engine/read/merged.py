@@ -19,7 +19,6 @@ from memwal.flush.base.ttl import Expiry
 from memwal.ingest.caller import expect_waiting, hold
 from memwal.ingest.engine.api.ordering import Order, first_rows
 from memwal.ingest.engine.read.base import BaseReads, picked_rows
-from memwal.ingest.engine.read.beside import Beside
 from memwal.ingest.engine.read.lance_scans import ROW_ID
 from memwal.ingest.engine.read.levels import Mask, Stack, hidden, picked
 from memwal.ingest.engine.read.request import at_most
@@ -32,6 +31,7 @@ from memwal.ingest.engine.read.top_k import (
     concatenate,
     with_ties,
 )
+from memwal.ingest.threads import SideTask
 from memwal.memtable import TOMBSTONE, Snapshot
 from memwal.memtable.vector.index import Way
 
@@ -248,9 +248,9 @@ class MergedView:
         rows = concatenate(parts, parts[-1].schema)
         return rows.take(first_rows(rows, order, limit))
 
-    def _beside(self, search: Callable[[], Visible]) -> Beside[Visible]:
+    def _beside(self, search: Callable[[], Visible]) -> SideTask[Visible]:
         """Search the base table in another thread while this one searches the levels above it."""
-        return Beside(search, alone=not self.stacks)
+        return SideTask(search, alone=not self.stacks)
 
     # ---- inside --------------------------------------------------------------------------------------------------
 

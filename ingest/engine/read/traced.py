@@ -20,11 +20,11 @@ from memwal.ingest.engine.api.explanation import ExplainedLevel, ExplainedPart, 
 from memwal.ingest.engine.api.ordering import Order, first_rows
 from memwal.ingest.engine.read.base import DISTANCE, BaseReads
 from memwal.ingest.engine.read.base_match import SCORE
-from memwal.ingest.engine.read.beside import Beside
 from memwal.ingest.engine.read.lance_scans import LanceScan, WatchedDataset
 from memwal.ingest.engine.read.levels import Mask, RegionView, Stack
 from memwal.ingest.engine.read.merged import Fetch, MergedView, Positions, Ranking
 from memwal.ingest.engine.read.top_k import Candidates, Visible, concatenate
+from memwal.ingest.threads import SideTask
 from memwal.memtable import TOMBSTONE, IndexSpec, Snapshot
 from memwal.memtable.vector.index import Way
 from memwal.wal import Clock, SsTable
@@ -381,8 +381,8 @@ class TracedView(MergedView):
                 search.told[WAYS[ranking.exact]], search.why_exact = None, True
         return super().best(k, filter, columns, *rankings)
 
-    def _beside(self, search: Callable[[], Visible]) -> Beside[Visible]:
-        return Beside(search, alone=True)
+    def _beside(self, search: Callable[[], Visible]) -> SideTask[Visible]:
+        return SideTask(search, alone=True)
 
     def _ranked(self, level: Snapshot, k: int, mask: Mask, columns: list[str], ranking: Ranking) -> Candidates:
         search = self._level(level).by(_BY[ranking.score])
