@@ -27,7 +27,7 @@ from memwal.ingest.engine.read.top_k import Candidates, Visible, concatenate
 from memwal.ingest.threads import SideTask
 from memwal.memtable import TOMBSTONE, IndexSpec, Snapshot
 from memwal.memtable.vector.index import Way
-from memwal.wal import Clock, SsTable
+from memwal.wal import Clock
 
 _KIND_FOR = {"vector": "ivf_pq", "text": "fts"}
 _KINDS = {"btree": "B-tree", "ivf_pq": "IVF-PQ", "fts": "text index"}
@@ -154,10 +154,8 @@ class Trace:
         """Record the levels of the read; return `base` with a dataset that reports Lance's scans to this trace."""
         self._base = base
         for view, stack in zip(self._views, stacks, strict=True):
-            ssts = {sst.generation: sst for sst in view.ssts}
             for place, level in enumerate(stack.levels):
-                of_memtable = place < len(view.memtables)
-                about = self._memtable(view, level) if of_memtable else self._sst(view, level, ssts[level.generation])
+                about = self._memtable(view, level) if place < len(view.memtables) else self._sst(view, level)
                 self.levels[id(level)] = LevelTrace(about)
         fragments = base.dataset.get_fragments()
         sizes = [file.file_size_bytes or 0 for each in fragments for file in each.metadata.files]
@@ -194,18 +192,11 @@ class Trace:
         state = "active" if level.generation == view.active else "frozen"
         return ExplainedLevel("memtable", level.n, region, level.generation, state)
 
-    def _sst(self, view: RegionView, level: Snapshot, sst: SsTable) -> ExplainedLevel:
-        loaded = self._seconds.get((view.region, sst.path))
-        return ExplainedLevel(
-            "sst",
-            level.n,
-            str(view.region),
-            sst.generation,
-            "cached" if loaded is None else "loaded",
-            sst.path,
-            sst.in_memory_bytes,
-            load_ms=1e3 * (loaded or 0.0),
-        )
+    def _sst(self, view: RegionView, level: Snapshot) -> ExplainedLevel:
+        sst = next(sst for sst in view.ssts if sst.generation == level.generation)
+        loaded, region, path = self._seconds.get((view.region, sst.path)), str(view.region), sst.path
+        about = ExplainedLevel("sst", level.n, region, sst.generation, "cached", path, sst.in_memory_bytes)
+        return about if loaded is None else replace(about, state="loaded", load_ms=1e3 * loaded)
 
     def _scanned(self, scan: LanceScan) -> None:
         """Record a base scan for the current search."""
