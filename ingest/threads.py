@@ -1,4 +1,4 @@
-"""Background threads (`Worker`, `Periodic`), threads that execute calls, and events set by signals.
+"""Background threads (`Worker`, `Periodic`), threads that execute calls and side tasks, and events set by signals.
 
 The wait for a `Worker` may be interrupted and repeated. `threading.Thread.join` does not support this: in CPython up
 to 3.12 an interrupt inside it marks the running thread as ended, and the next `join` returns at once. A program
@@ -8,15 +8,17 @@ interrupted while it closes would then end in the middle of an append.
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from contextlib import contextmanager
+from concurrent.futures import Future, wait
+from contextlib import contextmanager, suppress
 from queue import SimpleQueue
-from typing import Any, TextIO, TypeVar
+from typing import Any, Generic, TextIO, TypeVar
 
+from memwal.ingest.caller import carried
 from memwal.ingest.errors import classify
 from memwal.ingest.log_limit import EVERY
 
@@ -167,6 +169,53 @@ class CallThreads:
                 return self._queue.popleft()
             self._threads -= 1
             return None
+
+
+_side_threads: CallThreads
+
+
+def _start_side_threads() -> None:
+    """Create the threads of side tasks, also after a fork: a forked process has none of its parent's."""
+    global _side_threads  # noqa: PLW0603
+    _side_threads = CallThreads("beside", os.cpu_count() or 1)
+
+
+_start_side_threads()
+os.register_at_fork(after_in_child=_start_side_threads)
+
+
+class SideTask(Generic[T]):
+    """One piece of work that a thread starts as soon as one is free, such as the search of the base table in a read.
+
+    Lance, faiss and tantivy release Python's lock, so the caller and the thread run at once if there are cores. The
+    caller never waits for a thread: if none has started the work when its result is needed, the caller does the work.
+    Thread safety. One thread. Invariants. After `result` or `end` has returned, no part of the work runs any more: if
+    the program ended in the middle of a search, Lance would abort the process.
+    """
+
+    def __init__(self, work: Callable[[], T], *, alone: bool = False) -> None:
+        """`alone`: the caller has no other work in the meantime, so `result` does this work."""
+        self._work = work
+        self._job: Future[T] | None = None
+        if not alone:
+            with suppress(RuntimeError):  # no thread can be started
+                self._job = _side_threads.submit(carried(work))
+
+    def result(self) -> T:
+        """Return the result of the work, or raise its error. Call it once."""
+        job = self._job
+        try:
+            if job is None or _side_threads.take_back(job):
+                return self._work()
+            return job.result()
+        finally:
+            del job  # an error refers to this frame and would keep alive what the work refers to
+
+    def end(self) -> None:
+        """Cancel the work; if it has started, wait until it has ended. Its result or error is dropped."""
+        if self._job is not None and not _side_threads.take_back(self._job):
+            wait([self._job])
+        self._job = None
 
 
 def _settle(job: Future[T], call: Callable[[], T]) -> None:

@@ -29,7 +29,7 @@ from rich.table import Table
 from rich.text import Text
 
 from memwal.flush.verification.finding import spans
-from memwal.ingest.engine.api.python_times import python_values
+from memwal.ingest.engine.api.results import python_values
 from memwal.memtable import TOMBSTONE
 
 _Convert = Callable[[Any], Any]

@@ -14,11 +14,10 @@ import pyarrow as pa
 from memwal.ingest.cli.command import Call
 from memwal.ingest.cli.open import Readable, open_for_reading, writable
 from memwal.ingest.cli.print import ROWS_PER_PART, count, print_rows
-from memwal.ingest.engine.api.explanation import Explanation
+from memwal.ingest.engine.api.explanation import Explain, Explanation
 from memwal.ingest.engine.api.keys import parse_key
 from memwal.ingest.engine.api.reads import check_level
 from memwal.ingest.engine.api.results import RowStream
-from memwal.ingest.engine.api.watch import Explain
 from memwal.ingest.errors import Invalid
 from memwal.ingest.service.client.remote import RemoteTable
 

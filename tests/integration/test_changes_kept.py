@@ -17,8 +17,7 @@ from memwal.flush.base.manifest import manifest_names
 from memwal.flush.commits.maintenance import clean_up as cleaned_up
 from memwal.flush.commits.thinning import VersionRules
 from memwal.ingest.engine.api.changes import ChangesRequest, Piece, Position
-from memwal.ingest.engine.changes.pieces import StoredChanges
-from memwal.ingest.engine.changes.reader import ChangesReader
+from memwal.ingest.engine.changes.reader import ChangesReader, StoredChanges
 from memwal.ingest.engine.changes.start import Gone, Starts
 from memwal.ingest.engine.table.garbage import Ages, TableCollector
 from memwal.wal.layout import entry_key

@@ -19,9 +19,9 @@ from memwal import wal
 from memwal.flush import resize
 from memwal.ingest.engine.api import deletes
 from memwal.ingest.engine.api.deletes import FilterDelete, Where
-from memwal.ingest.engine.region.conditions import Conditions
+from memwal.ingest.engine.region.resolve import Conditions
 from memwal.ingest.engine.region.writer import RegionWriter
-from memwal.ingest.engine.table.deletes import RegionDeletes
+from memwal.ingest.engine.table.writes import RegionDeletes
 from memwal.ingest.service.daemon.service import FlightService
 
 DEAR = "price >= 500"

@@ -16,9 +16,9 @@ from memwal import flush, wal
 from memwal.flush import BaseTable
 from memwal.flush.commits import load_notes
 from memwal.flush.commits.load_notes import has_landed, load_id
-from memwal.ingest.engine.region import conditions
-from memwal.ingest.engine.region.conditions import Conditions
-from memwal.ingest.engine.table.deletes import RegionDeletes
+from memwal.ingest.engine.region import resolve
+from memwal.ingest.engine.region.resolve import Conditions
+from memwal.ingest.engine.table.writes import RegionDeletes
 from tests.conftest import wait_until
 from tests.load_world import rows_of
 
@@ -56,7 +56,7 @@ def once_looked(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Eve
     """Make the region wait after its lookup of stored rows. Yield the event that the region sets, and the event that it
     awaits.
     """
-    looked, go_on, look_up = threading.Event(), threading.Event(), conditions.look_up
+    looked, go_on, look_up = threading.Event(), threading.Event(), resolve.look_up
 
     def waiting(*given: Any, **options: Any) -> Any:
         found = look_up(*given, **options)
@@ -64,7 +64,7 @@ def once_looked(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Eve
         assert go_on.wait(60)
         return found
 
-    monkeypatch.setattr(conditions, "look_up", waiting)
+    monkeypatch.setattr(resolve, "look_up", waiting)
     try:
         yield looked, go_on
     finally:

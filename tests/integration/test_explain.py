@@ -20,7 +20,7 @@ import pytest
 
 import memwal
 from memwal.ingest.engine.read.levels import CaptureOvertaken
-from memwal.ingest.engine.read.tracer import Trace
+from memwal.ingest.engine.read.traced import Trace
 from memwal.ingest.engine.region.core import RegionCore
 from memwal.ingest.service.daemon import service
 from memwal.ingest.service.daemon.service import FlightService

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from memwal.ingest.engine.read import scalar_index
+from memwal.ingest.engine.read import lance_scans
 from memwal.memtable import InvalidRows
 from memwal.memtable.filter import allowed, translation
 from tests.conftest import environment, extent
@@ -165,7 +165,7 @@ def differences(seed: int, count: int, place: Path) -> tuple[list[str], int]:
         return base.to_table(filter=filter)["id"].to_pylist()
 
     def by_index(filter: str) -> Any:
-        return indexed.scanner(**scalar_index.filtered(filter)).to_table()["id"].to_pylist()
+        return indexed.scanner(**lance_scans.filtered(filter)).to_table()["id"].to_pylist()
 
     def in_memory(filter: str) -> Any:
         return np.flatnonzero(above.where(filter, above.live())).tolist()
@@ -203,7 +203,7 @@ def test_the_search_finds_a_planted_fault(fault: str, tmp_path: Path, monkeypatc
 
     plans._kept.cache_clear()
     if fault == "an index for every pattern":
-        monkeypatch.setattr(scalar_index, "_is_answered", lambda _: True)
+        monkeypatch.setattr(lance_scans, "_is_answered", lambda _: True)
     elif fault == "zeros of two signs":
         monkeypatch.setattr(translation._Writer, "_with_zeros", lambda *_: "")
     else:

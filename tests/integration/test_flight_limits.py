@@ -14,7 +14,7 @@ import pyarrow.flight as flight
 import pytest
 
 import memwal
-from memwal.ingest.engine.read import gathered
+from memwal.ingest.engine.read import lance_scans
 from memwal.ingest.errors import Invalid, Unavailable
 from memwal.ingest.service.daemon.limits import Limits
 from memwal.ingest.service.daemon.service import FlightService
@@ -277,7 +277,7 @@ def endless(monkeypatch: pytest.MonkeyPatch) -> list[Endless]:
 
     def awaited(scanner: Any) -> Iterator[pa.RecordBatch]:
         scans.append(Endless(scanner))
-        return gathered.awaited(scans[-1])
+        return lance_scans.awaited(scans[-1])
 
     monkeypatch.setattr("memwal.ingest.engine.read.base.awaited", awaited)
     return scans

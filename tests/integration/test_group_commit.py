@@ -18,8 +18,7 @@ import pytest
 import memwal
 from memwal import wal
 from memwal.ingest.engine.api.tokens import Receipt
-from memwal.ingest.engine.region.paced_queue import PacedQueue
-from memwal.ingest.engine.region.write_queue import WriteQueue
+from memwal.ingest.engine.region.write_queue import PacedQueue, WriteQueue
 from memwal.ingest.errors import FencedError, Invalid, MemWalError, Unavailable, UnknownOutcome
 from memwal.ingest.service.daemon.service import FlightService
 from tests.conftest import wait_until

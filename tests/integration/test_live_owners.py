@@ -18,7 +18,7 @@ import memwal
 from memwal import wal
 from memwal.flush import resize
 from memwal.ingest.engine.table import owner_notes as owners
-from memwal.ingest.engine.table.processes import Process
+from memwal.ingest.engine.table.owner_notes import Process
 from memwal.wal.layout import owner_key
 
 SETTINGS = {"commit": {"interval": "0s"}}

@@ -16,7 +16,7 @@ from lance.mem_wal import CompactedSsTable
 from memwal import flush, wal
 from memwal.ingest.engine.read.levels import CaptureOvertaken, RegionView
 from memwal.ingest.engine.read.reader import Reader
-from memwal.ingest.engine.read.stored import views_from_storage
+from memwal.ingest.engine.read.stored import StoredLevels
 from memwal.ingest.errors import Invalid
 from memwal.memtable import IndexSpec, MemTable, Snapshot, row_schema, tombstones, with_tombstone
 from tests.support.clock import FakeClock, SeededIds
@@ -464,7 +464,7 @@ def test_storage_alone_shows_the_tail_the_ssts_and_the_base_at_their_levels(tmp_
     append([simple(world, 2, 22, 2.0)], 2)
 
     def sizes(level: Any) -> list[int]:
-        views = views_from_storage(world.base, world.store, level)
+        views = StoredLevels(world.store).views(world.base, level)
         return sorted(world.reader().scan(views, ["size"]).read_all().column("size").to_pylist())
 
     assert sizes("committed") == [0, 1]

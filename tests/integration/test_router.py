@@ -23,9 +23,9 @@ from memwal.ingest.cli.command import Call
 from memwal.ingest.cli.open import open_for_reading
 from memwal.ingest.engine.api import deletes
 from memwal.ingest.engine.region.writer import RegionWriter
-from memwal.ingest.engine.table.deletes import RegionDeletes
 from memwal.ingest.engine.table.embedded import Table
 from memwal.ingest.engine.table.stored import StoredTable
+from memwal.ingest.engine.table.writes import RegionDeletes
 from memwal.ingest.service.client.remote import RemoteTable
 from memwal.ingest.service.daemon.place import Place
 from memwal.ingest.service.daemon.service import FlightService

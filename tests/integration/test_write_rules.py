@@ -15,7 +15,7 @@ import pytest
 
 import memwal
 from memwal import wal
-from memwal.ingest.engine.region.stored_rows import StoredRows
+from memwal.ingest.engine.region.resolve import StoredRows
 from memwal.ingest.errors import Invalid, Unavailable
 from memwal.ingest.service.daemon.service import FlightService
 

@@ -18,8 +18,7 @@ import memwal.ingest.service.rpc.connection
 import memwal.wal.garbage
 from memwal import wal
 from memwal.flush.resizing.applied_maps import PREFIX, merged_map
-from memwal.ingest.engine.changes.base_versions import BaseVersions
-from memwal.ingest.engine.changes.start import Start, Starts
+from memwal.ingest.engine.changes.start import BaseVersions, Start, Starts
 from memwal.ingest.engine.region.core import RegionCore
 from memwal.ingest.engine.region.groups import Repeats, WriteGroup
 from memwal.ingest.engine.region.log import RegionLog

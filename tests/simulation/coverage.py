@@ -31,7 +31,7 @@ from memwal.flush import BaseTable, PlanCollector, SstCollector, collect_orphans
 from memwal.flush.commits.append_pass import AppendedRows
 from memwal.flush.commits.rounds import Rounds
 from memwal.flush.resizing.steps import _Run
-from memwal.ingest.engine.changes.pieces import StoredChanges
+from memwal.ingest.engine.changes.reader import StoredChanges
 from memwal.ingest.engine.read.reader import Reader
 from memwal.ingest.engine.read.stored import StoredLevels
 from memwal.ingest.engine.region.core import RegionCore

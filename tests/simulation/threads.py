@@ -22,8 +22,8 @@ from unittest.mock import patch
 
 import greenlet
 
-import memwal.ingest.engine.read.beside
 import memwal.ingest.engine.read.sst_cache
+import memwal.ingest.threads
 from tests.simulation.coverage import parts_here, run_within
 from tests.simulation.scheduler import Actor, Killed, Scheduler
 
@@ -365,7 +365,7 @@ _REPLACED = {
 
 
 class _NoThreads:
-    """The threads of `read.beside`: none is free, so the caller does the work."""
+    """The threads of side tasks: none is free, so the caller does the work."""
 
     def submit(self, _: Callable[[], Any]) -> Any:
         """Raises: RuntimeError."""
@@ -384,7 +384,7 @@ def simulated_threads(scheduler: Scheduler) -> Iterator[None]:
                 for attribute, (real, ours) in _REPLACED.items():
                     if vars(module).get(attribute) is real:
                         patches.enter_context(patch.object(module, attribute, ours))
-            patches.enter_context(patch.object(memwal.ingest.engine.read.beside, "_threads", _NoThreads()))
+            patches.enter_context(patch.object(memwal.ingest.threads, "_side_threads", _NoThreads()))
             kept = memwal.ingest.engine.read.sst_cache._Kept  # the class creates its default future
             patches.enter_context(
                 patch.object(memwal.ingest.engine.read.sst_cache, "_Kept", lambda columns: kept(columns, Future()))

@@ -10,14 +10,14 @@ from __future__ import annotations
 from unittest.mock import patch
 
 from memwal.ingest.cli.app import main
-from memwal.ingest.engine.changes import base_versions
+from memwal.ingest.engine.changes import start
 from memwal.ingest.engine.table import maintenance
 
 APART = 15.0
 
 if __name__ == "__main__":
     with (
-        patch.object(base_versions, "_APART", APART),
+        patch.object(start, "_APART", APART),
         patch.object(maintenance, "_CHANGES_MARGIN", 2 * APART),
     ):
         main()

@@ -13,17 +13,16 @@ from functools import partial
 
 import pytest
 
+from memwal.ingest import threads as module
 from memwal.ingest.caller import Caller, present
-from memwal.ingest.engine.read import beside as module
-from memwal.ingest.engine.read.beside import Beside
 from memwal.ingest.errors import Unavailable
-from memwal.ingest.threads import CallThreads
+from memwal.ingest.threads import CallThreads, SideTask
 
 
 @pytest.fixture
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     threads = CallThreads("beside", 1)
-    monkeypatch.setattr(module, "_threads", threads)
+    monkeypatch.setattr(module, "_side_threads", threads)
     yield
     threads.close()
 
@@ -36,7 +35,7 @@ def test_a_thread_begins_at_once_and_the_caller_gets_its_result() -> None:
         begun.set()
         return threading.current_thread().name
 
-    result = Beside(work).result
+    result = SideTask(work).result
     assert begun.wait(10)
     assert result() == "beside"
 
@@ -49,9 +48,9 @@ def test_what_no_thread_has_begun_the_caller_does() -> None:
         held.set()
         gate.wait(10)
 
-    first = Beside(blocked)
+    first = SideTask(blocked)
     assert held.wait(10)
-    second = Beside(lambda: threading.current_thread().name)
+    second = SideTask(lambda: threading.current_thread().name)
     assert second.result() == threading.current_thread().name
     gate.set()
     first.result()
@@ -63,7 +62,7 @@ def test_its_error_is_raised_where_the_result_is_wanted() -> None:
         raise Unavailable("storage is away")
 
     with pytest.raises(Unavailable, match="storage is away"):
-        Beside(fails).result()
+        SideTask(fails).result()
 
 
 @pytest.mark.usefixtures("one_thread")
@@ -72,7 +71,7 @@ def test_the_thread_works_for_the_same_caller() -> None:
 
     def asked() -> Caller | None:
         begun = threading.Event()
-        result = Beside(lambda: (begun.set(), present())[1]).result
+        result = SideTask(lambda: (begun.set(), present())[1]).result
         assert begun.wait(10)
         return result()
 
@@ -89,13 +88,13 @@ def test_after_the_end_nothing_of_the_work_runs() -> None:
         time.sleep(0.2)
         done.append("slow")
 
-    first = Beside(slow)
+    first = SideTask(slow)
     assert begun.wait(10)
-    second = Beside(lambda: done.append("never begun"))
+    second = SideTask(lambda: done.append("never begun"))
     second.end()
     first.end()
     assert done == ["slow"]
-    assert not module._threads._queue
+    assert not module._side_threads._queue
 
 
 @pytest.mark.usefixtures("one_thread")
@@ -106,10 +105,10 @@ def test_where_no_thread_can_be_started_the_caller_does_the_work(monkeypatch: py
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", start)
         for _ in range(3):
-            assert Beside(threading.current_thread).result() is threading.current_thread()
-    assert not module._threads._queue
+            assert SideTask(threading.current_thread).result() is threading.current_thread()
+    assert not module._side_threads._queue
     begun = threading.Event()
-    result = Beside(lambda: (begun.set(), threading.current_thread())[1]).result
+    result = SideTask(lambda: (begun.set(), threading.current_thread())[1]).result
     assert begun.wait(10)
     assert result() is not threading.current_thread()
 
@@ -127,7 +126,7 @@ def test_an_error_holds_nothing_of_what_the_work_held(in_a_thread: bool) -> None
         begun.set()
         raise Unavailable("storage is away")
 
-    search = Beside(partial(fails, view), alone=not in_a_thread)
+    search = SideTask(partial(fails, view), alone=not in_a_thread)
     assert not in_a_thread or begun.wait(10)
     gc.disable()
     try:
@@ -141,13 +140,13 @@ def test_an_error_holds_nothing_of_what_the_work_held(in_a_thread: bool) -> None
 
 
 def test_a_forked_process_has_threads_of_its_own() -> None:
-    assert Beside(lambda: 1).result() == 1
+    assert SideTask(lambda: 1).result() == 1
     code = (
         "import os, threading\n"
-        "from memwal.ingest.engine.read.beside import Beside\n"
-        "begun = threading.Event(); first = Beside(begun.set); assert begun.wait(10); first.result()\n"
+        "from memwal.ingest.threads import SideTask\n"
+        "begun = threading.Event(); first = SideTask(begun.set); assert begun.wait(10); first.result()\n"
         "if os.fork() == 0:\n"
-        "    begun = threading.Event(); work = Beside(begun.set)\n"
+        "    begun = threading.Event(); work = SideTask(begun.set)\n"
         "    os._exit(0 if begun.wait(10) else 1)\n"
         "raise SystemExit(os.waitstatus_to_exitcode(os.wait()[1]))\n"
     )

@@ -11,9 +11,9 @@ import pytest
 
 from memwal import wal
 from memwal.ingest.engine.api.changes import Changes, ChangesRequest, Piece, Position, opened, packed, unpacked
-from memwal.ingest.engine.changes.kinds import (
+from memwal.ingest.engine.api.rows import KeyRuns
+from memwal.ingest.engine.changes.region import (
     NOWHERE,
-    KeyRuns,
     after_images,
     befores,
     both_images,

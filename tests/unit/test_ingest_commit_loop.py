@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from memwal.flush import CommitReport
-from memwal.ingest.engine.region.backlog import Backlog
+from memwal.ingest.engine.region.state import Backlog
 from memwal.ingest.engine.table.commit_loop import CommitLoop
-from memwal.ingest.engine.table.commit_policy import CommitLimits
+from memwal.ingest.engine.table.upkeep import CommitLimits
 from memwal.ingest.threads import Periodic
 from tests.conftest import PATIENCE, wait_until
 from tests.support.clock import FakeClock

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from memwal.ingest.engine.region.backlog import Backlog
-from memwal.ingest.engine.table.commit_policy import CommitLimits, Decision, decide
+from memwal.ingest.engine.region.state import Backlog
+from memwal.ingest.engine.table.upkeep import CommitLimits, Decision, decide
 
 LIMITS = CommitLimits(interval=30.0, ssts_max=8, size_max=1000)
 IDLE = Backlog(0, 0, None)

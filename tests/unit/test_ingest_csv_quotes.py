@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from memwal.ingest.engine.loads.csv_quotes import MatchedQuotes
+from memwal.ingest.engine.loads.formats import MatchedQuotes
 from memwal.ingest.errors import Invalid
 
 LONGEST = 100

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from memwal.ingest.engine.table import processes
+from memwal.ingest.engine.table import owner_notes
 from memwal.ingest.engine.table.live_owners import (
     Claimant,
     LiveOwners,
@@ -23,8 +23,7 @@ from memwal.ingest.engine.table.live_owners import (
     judge,
     noted_owners,
 )
-from memwal.ingest.engine.table.owner_notes import Note
-from memwal.ingest.engine.table.processes import Process
+from memwal.ingest.engine.table.owner_notes import Note, Process
 from memwal.ingest.errors import Invalid, Unavailable
 from memwal.ingest.service.open import asking
 from memwal.ingest.settings.load import load
@@ -86,7 +85,7 @@ def test_a_process_that_the_system_does_not_show_may_run(
 ) -> None:
     """This is the case if /proc is mounted with hidepid and the owner belongs to another user."""
     _, named = living
-    monkeypatch.setattr(processes, "_PROC", tmp_path)
+    monkeypatch.setattr(owner_notes, "_PROC", tmp_path)
     assert named.runs(HERE) is None
     assert replace(named, pid=2**22 + 1).runs(HERE) is False
 

@@ -8,8 +8,7 @@ import pyarrow as pa
 import pytest
 
 from memwal.ingest.engine.api.deletes import Where
-from memwal.ingest.engine.region.paced_queue import PacedQueue
-from memwal.ingest.engine.region.write_queue import DurableView, Freeze, Item, Write
+from memwal.ingest.engine.region.write_queue import Item, PacedQueue, Request, Write
 from tests.support.clock import FakeClock
 
 INTERVAL, SIZE_MAX = 20.0, 1_000
@@ -51,11 +50,10 @@ def test_durable_writes_wait_for_the_interval_and_are_taken_together(queue: Pace
     "hurry",
     [
         _write(durable=False),
-        Freeze(),
-        DurableView(),
+        Request(int),
         Write(pa.table({"x": [1]}), deletes=True, where=Where("x > 0", 1)),
     ],
-    ids=["not durable", "freeze", "view", "delete by filter"],
+    ids=["not durable", "request", "delete by filter"],
 )
 def test_what_does_not_wait_takes_the_waiting_along_in_order(queue: PacedQueue, hurry: Item) -> None:
     queue.submit(waiting := _write())
@@ -69,7 +67,7 @@ def test_what_writes_no_entry_begins_no_interval(queue: PacedQueue, clock: FakeC
     clock.advance(INTERVAL)
     queue.submit(withdrawn := _write())
     assert withdrawn.take(), "by its caller"
-    queue.submit(Freeze())
+    queue.submit(Request(int))
     queue.take(timeout=None)
     queue.submit(write := _write())
     assert queue.take(timeout=None) == [write]
@@ -83,7 +81,7 @@ def test_an_item_is_queued_and_hurries_at_one_moment(queue: PacedQueue, monkeypa
     held: list[bool] = []
     append = queue._append
     monkeypatch.setattr(queue, "_append", lambda item: (held.append(queue._lock.locked()), append(item)))
-    queue.submit(freeze := Freeze())
+    queue.submit(freeze := Request(int))
     assert held == [True]
     assert queue._hurry
     assert queue.take(timeout=0.0) == [freeze]
@@ -103,7 +101,7 @@ def test_a_taker_that_waits_is_woken_by_what_does_not_wait(queue: PacedQueue) ->
     taken: list[object] = []
     taker = threading.Thread(target=lambda: taken.extend(queue.take(timeout=None) or []))
     taker.start()
-    queue.submit(freeze := Freeze())
+    queue.submit(freeze := Request(int))
     taker.join(60)
     assert taken == [waiting, freeze]
 

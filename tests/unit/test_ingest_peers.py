@@ -11,7 +11,7 @@ import pyarrow.flight as flight
 import pytest
 
 from memwal.ingest import protocol
-from memwal.ingest.engine.region.backlog import Backlog
+from memwal.ingest.engine.region.state import Backlog
 from memwal.ingest.errors import Invalid
 from memwal.ingest.service.daemon.balancer import Balancer
 from memwal.ingest.service.daemon.peers import Peer, refuse_other_protocols

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from memwal.ingest.cli.print import as_rich
-from memwal.ingest.engine.api.python_times import python_rows, python_values
+from memwal.ingest.engine.api.results import python_rows, python_values
 
 FAR = pa.array([2**60, None, 0])
 

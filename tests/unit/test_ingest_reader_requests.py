@@ -1,6 +1,7 @@
 """Requests that a reader rejects, and the errors."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from memwal.ingest.engine.api.reads import check_level
 from memwal.ingest.engine.read.request import (
     checked_columns,
     checked_vector,
-    indexed,
+    expect_indexed,
     unknown_column,
 )
 from memwal.ingest.errors import Invalid
@@ -27,6 +28,7 @@ SCHEMA = pa.schema(
     }
 )
 SPECS = (IndexSpec("embedding", "ivf_pq"), IndexSpec("description", "fts"))
+KNOWN: Any = SimpleNamespace(schema=SCHEMA, indexes=SPECS, gone={})
 WIDE = SCHEMA.field("embedding").type
 
 
@@ -47,9 +49,9 @@ WIDE = SCHEMA.field("embedding").type
         (lambda: checked_vector(5, "embedding", WIDE), "vector has width 1 number, not a list"),
         (lambda: checked_vector([1, float("nan"), 3], "embedding", WIDE), "has nan at 1"),
         (lambda: checked_vector(["a", "b", "c"], "embedding", WIDE), "'embedding' is not a list of numbers"),
-        (lambda: indexed("embeding", "ivf_pq", "search", SCHEMA, SPECS), "did you mean 'embedding'?"),
-        (lambda: indexed("package", "fts", "match", SCHEMA, SPECS), "'package' (string) has no fts index"),
-        (lambda: indexed("package", "fts", "match", SCHEMA, SPECS), "columns with one: description"),
+        (lambda: expect_indexed("embeding", "ivf_pq", "search", KNOWN), "did you mean 'embedding'?"),
+        (lambda: expect_indexed("package", "fts", "match", KNOWN), "'package' (string) has no fts index"),
+        (lambda: expect_indexed("package", "fts", "match", KNOWN), "columns with one: description"),
         (lambda: check_level("lastest"), "level 'lastest' is unknown; did you mean 'latest'?"),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 
 from memwal import Invalid
 from memwal.flush import WriteRules
-from memwal.ingest.engine.api.row_checker import RowChecker
+from memwal.ingest.engine.api.rows import RowChecker
 from memwal.memtable import TOMBSTONE, InvalidRows, MemTable, row_schema
 
 SCHEMA = pa.schema(

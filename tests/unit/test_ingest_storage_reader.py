@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from memwal.flush import BaseTable
-from memwal.ingest.engine.read.stored import views_from_storage
+from memwal.ingest.engine.read.stored import StoredLevels
 from memwal.ingest.errors import Unavailable, classify
 from memwal.wal import LocalStore, ManifestStore, Overtaken, bucket_region
 from memwal.wal.layout import entry_key, wal_prefix
@@ -65,7 +65,7 @@ def test_a_reader_that_was_overtaken_captures_the_region_again(
 ) -> None:
     scene = Scene(open_small(regions=1), made, uri, times)
     assert scene.base is not None
-    (view,) = views_from_storage(scene.base, scene.store, "durable")
+    (view,) = StoredLevels(scene.store).views(scene.base, "durable")
     assert len(view.ssts) == times
     assert sum(snapshot.n for snapshot in view.memtables) == 3
     assert scene.rows == 3 * (times + 1)
@@ -77,6 +77,6 @@ def test_one_that_is_overtaken_every_time_is_told_to_try_again(
     scene = Scene(open_small(regions=1), made, uri, 100)
     assert scene.base is not None
     with pytest.raises(Overtaken) as caught:
-        views_from_storage(scene.base, scene.store, "durable")
+        StoredLevels(scene.store).views(scene.base, "durable")
     assert isinstance(classify(caught.value), Unavailable)
     assert scene.times == 95

@@ -6,9 +6,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from memwal.ingest.engine.api.explanation import ExplainedLevel, ExplainedPart, ExplainedSearch, Explanation
+from memwal.ingest.engine.api.explanation import ExplainedLevel, ExplainedPart, ExplainedSearch, Explanation, Watch
 from memwal.ingest.engine.api.results import gathered
-from memwal.ingest.engine.api.watch import Watch
 from tests.support.clock import FakeClock
 
 

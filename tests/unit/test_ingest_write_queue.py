@@ -7,7 +7,7 @@ import threading
 import pyarrow as pa
 import pytest
 
-from memwal.ingest.engine.region.write_queue import Freeze, Pending, Write, WriteQueue
+from memwal.ingest.engine.region.write_queue import Pending, Request, Write, WriteQueue
 from memwal.wal import SystemClock
 from tests.support.clock import FakeClock
 
@@ -18,7 +18,7 @@ def _write(value: int) -> Write:
 
 def test_everything_that_gathered_is_taken_at_once_in_order() -> None:
     queue = WriteQueue(SystemClock())
-    items = [_write(1), Freeze(), _write(2)]
+    items = [_write(1), Request(int), _write(2)]
     for item in items:
         queue.submit(item)
     assert queue.take(timeout=None) == items

@@ -228,9 +228,7 @@ class Changes:
 
     def _peeked(self) -> Piece:
         if self._read_ahead is None:
-            request = self._request
-            asked = ChangesRequest(self._position, request.until, request.images, request.columns)
-            self._read_ahead = self._source.piece(asked)
+            self._read_ahead = self._source.piece(replace(self._request, since=self._position))
         return self._read_ahead
 
     @translate_errors

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from memwal.ingest.engine.api.arguments import brief, elements
-from memwal.ingest.engine.api.ties import in_rank
+from memwal.ingest.engine.api.ordering import in_rank
 from memwal.ingest.errors import Invalid
 
 DISTANCE, SCORE, RELEVANCE = "_distance", "_score", "_relevance_score"

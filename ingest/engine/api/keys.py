@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from memwal.ingest.engine.api.arguments import brief, elements, given_by, shown
-from memwal.ingest.engine.api.encoding import check_encoding
+from memwal.ingest.engine.api.arguments import brief, check_encoding, elements, given_by, shown
 from memwal.ingest.errors import Invalid
 from memwal.ingest.suggest import suggestion
 from memwal.ingest.values.values import cast_texts

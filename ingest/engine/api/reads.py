@@ -25,11 +25,11 @@ from memwal.ingest.engine.api.arguments import (
 )
 from memwal.ingest.engine.api.arguments import text as a_text
 from memwal.ingest.engine.api.changes import Changes, ChangesSource, opened, position_of
+from memwal.ingest.engine.api.explanation import Explain, Watch, ended, watching
 from memwal.ingest.engine.api.fusion import Rerank, checked_weights, fused
 from memwal.ingest.engine.api.keys import repeatable
 from memwal.ingest.engine.api.ordering import checked_order, first_rows
 from memwal.ingest.engine.api.results import RowStream, trimmed
-from memwal.ingest.engine.api.watch import Explain, Watch, ended, watching
 from memwal.ingest.errors import Invalid, translate_errors
 from memwal.ingest.suggest import suggestion
 

@@ -1,4 +1,9 @@
-"""Define the result of a read of many rows: a stream of Arrow batches, which are read as the caller consumes them."""
+"""Define the result of a read of many rows, and convert its columns to Python values.
+
+The result is a stream of Arrow batches, which are read as the caller consumes them. Arrow and Lance hold times of any
+year, and nanoseconds; `datetime` has the years 1 to 9999 and microseconds. A time outside this range becomes text: it
+must not end a command that prints rows, or a task that writes a dead letter.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, Self
 
+import numpy as np
 import pyarrow as pa
 
 from memwal.ingest.errors import Invalid, MemWalError, classify
@@ -212,3 +218,41 @@ def _expect_installed(library: str) -> Any:
         if error.name != library:
             raise
         raise Invalid(f"to_{library}: {library} is not installed; pip install {library}") from None
+
+
+_NOT_IN_PYTHON = (ValueError, OverflowError)
+
+
+def python_values(column: pa.ChunkedArray | pa.Array) -> list[Any]:
+    """Return the values of a column; if Python cannot hold one of its times, all are ISO 8601 text (UTC if zoned).
+
+    Raises: UnicodeDecodeError for text that is not UTF-8.
+    """
+    try:
+        return list(column.to_pylist())
+    except UnicodeDecodeError:
+        raise
+    except _NOT_IN_PYTHON:
+        chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+        return [value for chunk in chunks for value in _texts(chunk)]
+
+
+def python_rows(rows: pa.Table) -> list[dict[str, Any]]:
+    """Return `rows` as dicts of `python_values`."""
+    columns = [python_values(column) for column in rows.columns]
+    return [dict(zip(rows.column_names, values, strict=True)) for values in zip(*columns, strict=True)]
+
+
+def _texts(values: pa.Array) -> list[str | None]:
+    kind = values.type
+    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+        unit = "D" if pa.types.is_date32(kind) else "ms" if pa.types.is_date64(kind) else kind.unit
+        numbers = values.view(pa.int32() if pa.types.is_date32(kind) else pa.int64())
+        times = numbers.fill_null(0).to_numpy(zero_copy_only=False).astype(f"datetime64[{unit}]")
+        texts = np.datetime_as_string(times).tolist()
+        zone = "Z" if getattr(kind, "tz", None) is not None else ""
+        valid = values.is_valid().to_pylist()
+        return [f"{text}{zone}" if given else None for text, given in zip(texts, valid, strict=True)]
+    # A list or struct with a time that Python cannot hold, or a duration that is too long: the text is Arrow's.
+    alone = (values.slice(row, 1) for row in range(len(values)))
+    return [" ".join(value.to_string().split())[2:-2] if value[0].is_valid else None for value in alone]

@@ -1,8 +1,12 @@
-"""Convert callers' rows in any form to Arrow tables; number their keys."""
+"""Convert callers' rows in any form to Arrow tables, check them as their region will, and number their keys.
+
+Rows are checked before they get to their region at the start of a put, in a client of several daemons, and in Spark's
+tasks.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -11,12 +15,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from memwal.ingest.engine.api.arguments import brief, given_by
+from memwal.flush import WriteRules
+from memwal.ingest.engine.api.arguments import brief, check_encoding, given_by
 from memwal.ingest.engine.api.keys import NO_KEY
-from memwal.ingest.engine.api.missing import Missing
+from memwal.ingest.engine.api.missing import Missing, keeps
 from memwal.ingest.engine.api.python_values import NOT_TAKEN, column_of
 from memwal.ingest.errors import Invalid
-from memwal.memtable import TOMBSTONE
+from memwal.memtable import TOMBSTONE, Checked, MemTable, tombstones, with_tombstone
 from memwal.wal.errors import first_line
 
 SURELY_SMALL = 1 << 20
@@ -54,7 +59,9 @@ def as_table(rows: Any, schema: pa.Schema, missing: Missing | None = "null") -> 
 def _as_arrow(rows: Any, schema: pa.Schema, *, missing: Missing | None) -> pa.Table | None:
     if isinstance(rows, pa.Table):
         return rows
-    if _is_pandas_frame(rows) and rows.index.names == [None]:
+    kind = type(rows)
+    is_pandas = kind.__name__ == "DataFrame" and kind.__module__.partition(".")[0] == "pandas"
+    if is_pandas and rows.index.names == [None]:
         # After a filter or a sort, Arrow would add the index, which holds the old row numbers, as a column.
         return pa.Table.from_pandas(rows, preserve_index=False)
     if isinstance(rows, pa.RecordBatch):
@@ -68,7 +75,8 @@ def _as_arrow(rows: Any, schema: pa.Schema, *, missing: Missing | None) -> pa.Ta
     if isinstance(rows, Sequence) and all(isinstance(row, Mapping) for row in rows):
         if missing != "null":
             _check_alike(rows, missing)
-        return _from_dicts(rows, schema)
+        names = list(dict.fromkeys(chain.from_iterable(rows)))
+        return pa.table({name: _column(name, [row.get(name) for row in rows], schema) for name in names})
     return None
 
 
@@ -79,11 +87,6 @@ def _streamed(rows: Any) -> pa.Table | None:
         if isinstance(rows, pa.ChunkedArray) or type(rows).__name__ == "Series":
             return None  # a stream of values, not of rows; Arrow's reason would not name the accepted forms
         raise
-
-
-def _is_pandas_frame(rows: Any) -> bool:
-    kind = type(rows)
-    return kind.__name__ == "DataFrame" and kind.__module__.partition(".")[0] == "pandas"
 
 
 def split_deletes(rows: pa.Table, key: Sequence[str]) -> tuple[pa.Table, bool | npt.NDArray[np.bool_]]:
@@ -113,11 +116,6 @@ def _check_alike(rows: Sequence[Mapping[str, Any]], missing: Missing | None) -> 
                 f"rows: row {number} {here} {brief(odd)}, row 0 {there} it; {remedy}; to keep stored values, put rows "
                 'with other columns separately, with missing="keep"'
             )
-
-
-def _from_dicts(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
-    names = list(dict.fromkeys(chain.from_iterable(rows)))
-    return pa.table({name: _column(name, [row.get(name) for row in rows], schema) for name in names})
 
 
 def _column(name: str, values: list[Any], schema: pa.Schema) -> pa.Array:
@@ -158,6 +156,24 @@ def key_codes(keys: pa.Table) -> Places:
     return codes
 
 
+class KeyRuns:
+    """Rows sorted by key; rows of one key keep their order.
+
+    Thread safety. Immutable. Shapes: n rows, m distinct keys; keys are numbered 0 to m - 1 in unspecified order.
+    """
+
+    def __init__(self, keys: pa.Table) -> None:
+        """`keys`: the key columns of all rows, without nulls."""
+        codes = key_codes(keys)
+        self.order: Places = np.argsort(codes, kind="stable")
+        """int64 [n]: the rows sorted by key."""
+        self.begins: Mask = np.ones(len(codes), dtype=np.bool_)
+        """bool [n], in sorted order: whether this is the first row of its key."""
+        self.begins[1:] = codes[self.order][1:] != codes[self.order][:-1]
+        self.first: Places = self.order[self.begins]
+        """int64 [m]: the first row of each key."""
+
+
 def _column_codes(column: pa.ChunkedArray) -> Places:
     if pa.types.is_integer(column.type):
         values: Places = column.to_numpy().astype(np.int64, copy=False)  # uint64: bit by bit
@@ -194,3 +210,51 @@ def first_of_each_key(rows: pa.Table, key: Sequence[str], deletes: Deletes = Fal
             {"rows": np.sort(again)[:ROWS_NAMED].tolist(), "reason": _REPEATED},
         )
     return once
+
+
+class RowChecker:
+    """Convert rows to the form of a table's memtables, or reject rows that a memtable would reject.
+
+    Thread safety. Any thread; immutable. Errors. InvalidRows or Invalid, with column and row.
+    """
+
+    def __init__(self, memtable: MemTable, required: Sequence[str], rules: WriteRules) -> None:
+        """`memtable`: an empty one with all of the table's indexes.
+
+        `required`: columns outside the key that may not be null.
+        """
+        self._memtable, self._required, self._rules = memtable, tuple(required), rules
+
+    def whole(self, rows: pa.Table, deletes: Deletes = False) -> pa.Table:
+        """Return `rows` with all columns of the table and `_tombstone`, set where `deletes` is a mask and true.
+
+        Columns are checked, rows are not.
+        """
+        required = () if deletes is True else self._required_among(rows.column_names)
+        among = None if isinstance(deletes, bool) else deletes
+        return with_tombstone(rows, self._memtable.schema, required, among)
+
+    def check(self, rows: pa.Table, deletes: Deletes = False) -> pa.Table:
+        """Check every row; return `whole`."""
+        check_encoding(rows)
+        whole = self.whole(rows, deletes)
+        self._memtable.check(whole)
+        return whole
+
+    def check_keys(self, keys: pa.Table) -> None:
+        """Check the keys of a delete."""
+        check_encoding(keys)
+        self._memtable.check(tombstones(keys, self._memtable.schema))
+
+    def checked(self, rows: pa.Table, size: int | None = None) -> Checked:
+        """Check rows that already have all columns, except the encoding of texts. `size`: their bytes."""
+        return self._memtable.check(rows, size)
+
+    def _required_among(self, columns: Collection[str]) -> tuple[str, ...]:
+        """Return the columns that a put with `columns` must have.
+
+        These are all of `required`; if missing columns are kept, only those that the put has, and the version column.
+        """
+        if not keeps(self._memtable.key, self._rules.upsert):
+            return self._required
+        return tuple(name for name in self._required if name in columns or name == self._rules.version)

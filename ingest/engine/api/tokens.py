@@ -163,6 +163,29 @@ class Receipt:
 
 
 @dataclass(frozen=True, slots=True)
+class Ack:
+    """A region's answer to a write of `rows` rows.
+
+    `applied`: whether this call applied them (False: the token was applied before). `position`: the WAL position that
+    made them durable (0: not durable yet). `skipped`: rows left out, because upsert = "insert" keeps the stored row of
+    their key, or the stored row has a higher version. `newest`: if the token was applied before, the highest applied
+    sequence of its producer. `repeated`: rows that this call did not apply, because the token was applied before.
+    """
+
+    rows: int
+    applied: bool
+    position: int
+    skipped: int = 0
+    newest: int | None = None
+    repeated: int = 0
+
+    @property
+    def counts(self) -> RegionCounts:
+        """The numbers of rows applied, repeated and skipped."""
+        return RegionCounts(self.rows - self.repeated - self.skipped, self.repeated, self.skipped)
+
+
+@dataclass(frozen=True, slots=True)
 class StreamReceipt:
     """A region's answer to one stream.
 

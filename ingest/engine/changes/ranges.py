@@ -18,7 +18,7 @@ import pyarrow as pa
 from memwal import wal
 from memwal.flush import BaseTable
 from memwal.ingest.engine.api.changes import ChangesRequest, Position
-from memwal.ingest.engine.changes.reader import ChangesReader, earliest, expect_same_table, gone_error, latest
+from memwal.ingest.engine.changes.reader import ChangesReader, covers, earliest, expect_same_table, gone_error, latest
 from memwal.ingest.engine.changes.start import Gone, Starts
 from memwal.memtable import TOMBSTONE
 from memwal.wal.entry_reader import EntryReader
@@ -75,8 +75,8 @@ class ChangeRanges:
         try:
             if start.routing == until.routing:
                 Starts(self._base, self._store).expect_reached(start.regions, until.regions)
-            if _covers(start, until) or most is None:
-                return start if _covers(start, until) else until
+            if covers(start, until) or most is None:
+                return start if covers(start, until) else until
             while True:
                 most = self._walk(at, self._ends(at, routing, until), most, start)
                 if most <= 0 or routing == until.routing:
@@ -145,10 +145,3 @@ class ChangeRanges:
 
 def _at(position: Position, region: UUID) -> Position:
     return Position(position.table, position.routing, {region: position.regions.get(region, 0)})
-
-
-def _covers(position: Position, until: Position) -> bool:
-    """Return whether no change up to `until` comes after `position`."""
-    if position.routing != until.routing:
-        return position.routing > until.routing
-    return all(position.regions.get(region, 0) >= end for region, end in until.regions.items())

@@ -1,9 +1,16 @@
-"""Read the changes of a table from storage, piece by piece. The README has the protocol."""
+"""Read the changes of a table from storage, piece by piece. The README has the protocol.
+
+`StoredChanges` serves pieces to any number of callers in this process or in clients of a daemon. A request names its
+start position, so no state is needed between two requests. But a reader that has just read up to this position knows
+the stored rows of its keys; the last few readers are therefore kept, by request and position.
+"""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import closing
+from threading import Lock
 from uuid import UUID
 
 import pyarrow as pa
@@ -27,6 +34,7 @@ from memwal.ingest.engine.read.request import checked_columns
 from memwal.ingest.errors import Invalid, Unavailable
 from memwal.wal.entry_reader import EntryReader
 from memwal.wal.layout import entry_key
+from memwal.wal.panics import panics_as_errors
 from memwal.wal.probing import newest_from
 
 _LOOK_FOR_LOSS = 10.0
@@ -172,7 +180,7 @@ class ChangesReader:
         """
         if self._known:
             return False
-        if until is not None and self._is_done(until):
+        if until is not None and covers(self.position, until):
             if until.routing == self._routing:
                 self._starts.expect_reached(self._at, until.regions)
             return False
@@ -198,11 +206,6 @@ class ChangesReader:
         self._routing += 1
         self._ends, self._open = {}, {}
         return True
-
-    def _is_done(self, until: Position) -> bool:
-        if until.routing != self._routing:
-            return until.routing < self._routing
-        return all(self._at.get(region, 0) >= end for region, end in until.regions.items())
 
     def _tip(self, region: UUID) -> int:
         """Return the newest position of `region`. Makes one request, more only if entries are new or may have been
@@ -230,6 +233,13 @@ class ChangesReader:
         columns = {*checked_columns(request.columns, base.schema), *base.key}
         ordered = tuple(name for name in base.schema.names if name in columns)
         return Form(base.shape, base.key, ordered, request.images == "both", base.wal_format)
+
+
+def covers(position: Position, until: Position) -> bool:
+    """Return whether no change up to `until` comes after `position`."""
+    if position.routing != until.routing:
+        return position.routing > until.routing
+    return all(position.regions.get(region, 0) >= end for region, end in until.regions.items())
 
 
 def expect_names_free(schema: pa.Schema) -> None:
@@ -310,3 +320,57 @@ def _of_one_routing(
         if base.latest().routing_version == base.routing_version:
             return Position(base.table_id, base.routing_version, found)
     raise Unavailable(f"{base.uri}: the table is being resized; try again")
+
+
+_KEPT = 4
+"""Number of readers kept: a feed that a client abandoned holds its memory until this many others were read."""
+
+
+class StoredChanges:
+    """Changes of a table, read from storage.
+
+    Thread safety. Any thread.
+    """
+
+    def __init__(self, base: BaseTable, store: wal.ObjectStore, clock: wal.Clock | None = None) -> None:
+        """`base`: any version of the table."""
+        self._base, self._store, self._clock = base, store, clock or wal.SystemClock()
+        self._readers: OrderedDict[object, ChangesReader] = OrderedDict()
+        self._lock = Lock()
+
+    @panics_as_errors
+    def piece(self, request: ChangesRequest) -> Piece:
+        """See `ChangesSource`. Raises: Invalid, including `changes_gone`; wal and flush errors."""
+        with self._lock:
+            reader = self._readers.pop(_name(request, request.since), None)
+        if reader is None:
+            reader, piece = self._anew(request)
+        else:
+            try:
+                piece = reader.next(request.until)
+            except Invalid:
+                raise
+            except (OSError, ValueError, wal.Corrupt):  # its base version may have been cleaned up
+                reader, piece = self._anew(request)
+        with self._lock:
+            self._readers[_name(request, piece.position)] = reader
+            while len(self._readers) > _KEPT:
+                self._readers.popitem(last=False)
+        return piece
+
+    @panics_as_errors
+    def position(self, at: str) -> Position:
+        """Return the "earliest" or the "latest" position."""
+        return (earliest if at == "earliest" else latest)(self._base, self._store)
+
+    def _anew(self, request: ChangesRequest) -> tuple[ChangesReader, Piece]:
+        reader = ChangesReader(self._base, self._store, self._clock, request)
+        return reader, reader.next(request.until)
+
+
+def _name(request: ChangesRequest, position: Position) -> object:
+    regions = tuple(sorted(position.regions.items()))
+    # A reader has checked that the positions belong to the table and to no later routing, so the table id and routing
+    # suffice.
+    until = request.until and (request.until.table, request.until.routing)
+    return request.images, request.columns, position.table, position.routing, regions, until

@@ -1,7 +1,7 @@
 """Find where the log of a region must be read from to report the changes after a position.
 
  1. The newest manifest version whose `replay_after` is at or below the position names the generations that end there.
- 2. Of these, the base table holds some in a version that is exact for the region (`base_versions`).
+ 2. Of these, the base table holds some in a version that is exact for the region (`BaseVersions`).
  3. The log is replayed from the end of these generations up to the position. Its rows shadow that version.
 
 A table without a key needs no stored rows: only step 1, whose `replay_after` never lies inside a batch of entries.
@@ -9,16 +9,114 @@ A table without a key needs no stored rows: only step 1, whose `replay_after` ne
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from uuid import UUID
 
-from memwal.flush import BaseTable
-from memwal.ingest.engine.changes.base_versions import BaseVersions, VersionGone
-from memwal.wal import ManifestStore, ObjectStore, RegionManifest
+from memwal.flush import BaseTable, FlushError, NotALanceTable
+from memwal.flush.base.manifest import manifest_version
+from memwal.wal import Corrupt, ManifestStore, ObjectStore, RegionManifest
 from memwal.wal.layout import entry_key, parse_entry_key, wal_prefix
 from memwal.wal.manifest import ManifestHistory
 from memwal.wal.probing import newest_from
+
+Progress = tuple[int, int]
+"""Routing version and committed generation of a region; both never decrease from one version to the next."""
+_NOT_SET_UP: Progress = (0, 0)
+_APART = 3600.0
+"""Seconds of rule 3."""
+
+
+class VersionGone(Exception):
+    """A version was cleaned up after it was listed: list again. Never leaves this package."""
+
+
+class BaseVersions:
+    """The versions of a base table on storage at the time of construction.
+
+    They are searched for one that holds exactly a region's log up to some position.
+
+    A version records the highest committed generation of each region, but it may hold more: a commit deletes rows in a
+    separate version, before the version that records its progress (`flush.commits.committer`), and may crash in
+    between. A version is *exact* for a region if it holds all rows of the region's committed generations and nothing of
+    later ones. This is certain only if one of these rules applies:
+
+     1. It is the first version with this progress of the region. A commit of later generations reads this progress
+        before its first write.
+     2. Nothing above the committed generation was published when it was opened: a commit takes only published
+        generations.
+     3. It is older than the first entry above the committed generations, by an hour and by the clock of the storage.
+        Used only if rule 1 cannot be checked, because the previous version was cleaned up: the region was idle for
+        days.
+
+    The routing counts as part of the progress: after a resize a region has other keys, and the version of the switch is
+    the first one that holds the rows which other regions had of these keys.
+
+    Thread safety. One thread. Errors. All methods raise VersionGone, Corrupt, StoreUnavailable, StoreRefused.
+    """
+
+    def __init__(self, newest: BaseTable, store: ObjectStore) -> None:
+        self.newest = newest
+        self._written = {
+            version: info.modified
+            for info in store.describe("_versions/")
+            if (version := manifest_version(info.key)) is not None and version <= newest.version
+        }
+        self._numbers = sorted(self._written)
+        self._views: dict[int, BaseTable | None] = {newest.version: newest}
+
+    def exact(
+        self, region: UUID, routing: int, most: int, begun_after: Callable[[int], float | None]
+    ) -> BaseTable | None:
+        """Return the newest exact version of `routing` with at most generation `most` of `region` committed.
+
+        `begun_after`: returns when the first entry above a generation was written, in seconds by the storage's clock;
+        None if unknown. Returns None if no version is certain to be exact.
+        """
+        last = bisect_right(self._numbers, (routing, most), key=lambda number: self._progress(number, region)) - 1
+        if last < 0 or (held := self._progress(self._numbers[last], region))[0] != routing:
+            return None
+        first = bisect_left(self._numbers, held, key=lambda number: self._progress(number, region))
+        if self._is_first(first):
+            return self._view(self._numbers[first])
+        began = begun_after(held[1])
+        if began is None:
+            return None
+        older = [number for number in self._numbers[first : last + 1] if self._written[number] <= began - _APART]
+        return self._view(older[-1]) if older else None
+
+    def first_exact(self, region: UUID, routing: int, least: int) -> BaseTable | None:
+        """Return the oldest version that is exact by rule 1, with at least generation `least` committed."""
+        at = bisect_left(self._numbers, (routing, least), key=lambda number: self._progress(number, region))
+        if at < len(self._numbers) and not self._is_first(at):
+            held = self._progress(self._numbers[at], region)
+            at = bisect_right(self._numbers, held, key=lambda number: self._progress(number, region))
+        if at == len(self._numbers) or self._progress(self._numbers[at], region)[0] != routing:
+            return None
+        return self._view(self._numbers[at])
+
+    def _is_first(self, at: int) -> bool:
+        """Return whether the version before the one at index `at` is kept, or never existed."""
+        number = self._numbers[at]
+        return number == 1 or (at > 0 and self._numbers[at - 1] == number - 1)
+
+    def _progress(self, number: int, region: UUID) -> Progress:
+        view = self._view(number)
+        return _NOT_SET_UP if view is None else (view.routing_version, view.committed.get(region, 0))
+
+    def _view(self, number: int) -> BaseTable | None:
+        """Return the version; None for one from before the table was set up."""
+        if number not in self._views:
+            newest = self.newest
+            try:
+                self._views[number] = BaseTable.open(newest.uri, newest.storage_options, number)
+            except (NotALanceTable, Corrupt) as error:
+                raise VersionGone(f"{newest.uri}: version {number}") from error
+            except FlushError:
+                self._views[number] = None
+        return self._views[number]
+
 
 _LISTINGS = 5
 
@@ -129,16 +227,8 @@ class Starts:
         covering = history.first(lambda manifest: manifest.replay_after >= kept) or history.newest
         if not newest.key:
             return max(covering.replay_after, begins)
-        for _ in range(_LISTINGS):
-            try:
-                base = self._base_versions().first_exact(
-                    region, newest.routing_version, covering.current_generation - 1
-                )
-                break
-            except VersionGone:
-                self._versions = None
-        else:
-            base = None
+        published = covering.current_generation - 1
+        base = self._found(lambda versions: versions.first_exact(region, newest.routing_version, published))
         after = None if base is None else _end_of(history, base.committed.get(region, 0))
         if after is None and self._holds_all(region, history.newest, history.newest.current_generation - 1):
             after = history.newest.replay_after
@@ -161,7 +251,7 @@ class Starts:
             raise Gone(region, position, ahead=True)
 
     def _holds_all(self, region: UUID, manifest: RegionManifest, published: int) -> bool:
-        """Return whether rule 2 of `base_versions` applies to the newest version.
+        """Return whether rule 2 of `BaseVersions` applies to the newest version.
 
         `manifest` was read after that version was opened.
         """
@@ -175,17 +265,17 @@ class Starts:
             described = self._store.describe(entry_key(region, after + 1, self._suffix))
             return described[0].modified if described else None
 
+        return self._found(lambda versions: versions.exact(region, routing, published, begun_after))
+
+    def _found(self, find: Callable[[BaseVersions], BaseTable | None]) -> BaseTable | None:
+        """Return the result of `find`; list the versions again if one was cleaned up meanwhile."""
         for _ in range(_LISTINGS):
             try:
-                return self._base_versions().exact(region, routing, published, begun_after)
+                self._versions = self._versions or BaseVersions(self._newest, self._store)
+                return find(self._versions)
             except VersionGone:
                 self._versions = None
         return None
-
-    def _base_versions(self) -> BaseVersions:
-        if self._versions is None:
-            self._versions = BaseVersions(self._newest, self._store)
-        return self._versions
 
     def _kept_after(self, region: UUID, tip: int) -> int:
         """Return the last position without an entry: every later entry up to `tip` is kept.

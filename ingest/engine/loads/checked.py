@@ -16,8 +16,7 @@ import pyarrow as pa
 
 from memwal.flush import BaseTable, RowsToLoad
 from memwal.ingest.engine.api.missing import CallersColumns, Missing, missing_rule
-from memwal.ingest.engine.api.row_checker import RowChecker
-from memwal.ingest.engine.api.rows import key_codes, key_text
+from memwal.ingest.engine.api.rows import RowChecker, key_codes, key_text
 from memwal.ingest.engine.loads.files import InputFile, changed
 from memwal.ingest.engine.loads.formats import tables
 from memwal.ingest.errors import Invalid

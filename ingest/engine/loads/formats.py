@@ -2,11 +2,18 @@
 
 Parquet, Arrow and Lance have types: their columns are passed on unchanged, and the check of a put decides whether they
 fit (`memtable.conversion`). CSV has only texts, and an empty unquoted value is null. NDJSON is one object per line.
-`mapping.values` converts both: it never guesses, truncates or rounds.
+`values.values` converts both: it never guesses, truncates or rounds.
+
+Arrow's reader of CSV guesses and reports no error: an unclosed quote takes the following lines into its value, and
+`"x"y` becomes `xy`. `MatchedQuotes` therefore rejects unmatched quotes. By RFC 4180 a value that begins with a quote
+ends with one, followed by a separator, a line end or the end of the file, and quotes inside it are doubled. A quote
+inside a value that begins without one (`5" pipe`) is kept, as in Arrow.
 """
 
 from __future__ import annotations
 
+import codecs
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -15,7 +22,6 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet
 
-from memwal.ingest.engine.loads.csv_quotes import MatchedQuotes
 from memwal.ingest.engine.loads.files import Format, InputFile
 from memwal.ingest.errors import Invalid
 from memwal.ingest.suggest import suggestion
@@ -23,6 +29,61 @@ from memwal.ingest.values import json_columns
 from memwal.ingest.values.documents import documents, field, json_decoder
 from memwal.ingest.values.values import Problems, cast_texts, column, from_text, is_text, rounds
 from memwal.wal.errors import first_line
+
+_VALUE = rb'"[^"]*+(?:""[^"]*+)*+'
+"""A quoted value, up to the point where only a closing quote can follow."""
+_MATCHED = re.compile(rb'(?:[^"]*+(?:(?<=[,\r\n])' + _VALUE + rb'"(?=[,\r\n])|(?<![,\r\n])"))*+[^"]*+')
+"""From the end of a value: text whose quotes match. Possessive, so each byte is examined once."""
+_BEGUN = re.compile(_VALUE + rb'"?\Z')
+"""A quoted value whose end may not have been read yet."""
+_SHOWN = 40
+"""Bytes of a value in a message."""
+
+
+class MatchedQuotes:
+    """A stream of CSV for `pyarrow.PythonFile`, whose reads fail at an unmatched quote.
+
+    `name`: of the file, for messages. `longest`: maximum bytes of a quoted value searched for its end.
+    """
+
+    def __init__(self, stream: pa.NativeFile, name: str, longest: int) -> None:
+        self._stream, self._name, self._longest = stream, name, longest
+        self._rest = b""
+        """Bytes that were read and are not known to match, after one byte that is."""
+        self._lines = 0
+        """Number of lines that end before `_rest`."""
+        self.closed = False
+
+    def read(self, size: int) -> bytes:
+        """Return the next `size` bytes, fewer at the end. Raises: OSError; Invalid with the line of a wrong quote."""
+        data = b""
+        while len(data) < size and (more := self._stream.read(size - len(data))):
+            data += more
+        before, fresh = self._rest, data
+        if not before:  # The start of a file is treated as the start of a line.
+            before, fresh = b"\n", data.removeprefix(codecs.BOM_UTF8)
+        at_end = len(data) < size
+        self._check(before + fresh + (b"\n" if at_end else b""), at_end)
+        return data
+
+    def close(self) -> None:
+        """Close the stream."""
+        self.closed = True
+        self._stream.close()
+
+    def _check(self, text: bytes, at_end: bool) -> None:
+        found = _MATCHED.match(text) if b'"' in text else None
+        end = found.end() if found else len(text)  # at least 1, because the first byte matches
+        if end < len(text) and (at_end or len(text) - end > self._longest or not _BEGUN.match(text, end)):
+            line = self._lines + text.count(b"\n", 0, end)
+            value = text[end : end + _SHOWN].decode(errors="replace").rstrip("\r\n")
+            raise Invalid(
+                f"{self._name}: line {line:,}: the quotes of {value!r} do not match; a value that begins with a "
+                "quote ends with one, and has each quote inside of it twice"
+            )
+        self._lines += text.count(b"\n", 0, end - 1)
+        self._rest = text[end - 1 :]
+
 
 ROWS = 8192
 """Maximum rows of a table."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
 from typing import Any
@@ -36,9 +36,8 @@ from memwal.flush.base.ttl import Expiry
 from memwal.ingest.caller import expect_room, hold
 from memwal.ingest.engine.api.ordering import Order
 from memwal.ingest.engine.read.base_match import BaseMatch
-from memwal.ingest.engine.read.gathered import ROW_ID, awaited, gathered, taken
+from memwal.ingest.engine.read.lance_scans import ROW_ID, awaited, filtered, gathered, taken
 from memwal.ingest.engine.read.request import LARGE, VectorQuery, at_most
-from memwal.ingest.engine.read.scalar_index import filtered
 from memwal.memtable.converted_size import null_bytes
 from memwal.memtable.errors import InvalidRows
 from memwal.memtable.filter.expression import shown
@@ -150,7 +149,8 @@ class BaseReads:
         """
         k = self._expected(k, columns)
         rows = self._nearest(query, k, filter, columns, use_index=not query.exact)
-        too_few = not query.exact and (finite := _finite(rows)) < min(k, self.rows)
+        finite = int(np.count_nonzero(np.isfinite(rows.column(DISTANCE).to_numpy())))
+        too_few = not query.exact and finite < min(k, self.rows)
         # Rows that the index does not cover are compared without a bound: -inf may have displaced other rows.
         if too_few and (finite < rows.num_rows or self._is_built(query.column)):
             rows = self._nearest(query, k, filter, columns, use_index=False)
@@ -162,7 +162,7 @@ class BaseReads:
         Rows that the index does not cover yet are searched too.
         """
         k = self._expected(k, columns)
-        return BaseMatch(self._dataset, self._base.indexes).best(query, k, self._live(filter), columns)
+        return BaseMatch(self._dataset, self._base.indexes, query, k, self._live(filter), columns).best()
 
     def check(self, filter: str) -> None:
         """Plan a scan with `filter`, in Lance and in DataFusion.
@@ -312,11 +312,6 @@ def picked_rows(rows: pa.Table, mask: npt.NDArray[np.bool_]) -> pa.Table:
     return rows if mask.all() else rows.filter(pa.array(mask))
 
 
-def _finite(rows: pa.Table) -> int:
-    """Return the number of rows with a finite distance."""
-    return int(np.count_nonzero(np.isfinite(rows.column(DISTANCE).to_numpy())))
-
-
 def among(keys: pa.Table) -> str:
     """Return a Lance filter that passes every row with a key among `keys`, and possibly more rows for several key
     columns.
@@ -338,3 +333,84 @@ def _literal(value: Any) -> str:
     if value == INT64_MIN:
         return f"({value + 1} - 1)"  # SQL parses the digits without the sign, and the digits alone overflow int64
     return str(value)
+
+
+MARGIN = 1.5
+"""Factor for the rows of the first attempt, relative to an even spread over buckets."""
+
+
+class BucketReads(BaseReads):
+    """Read the rows of `buckets` in one version of the base table, for a daemon that does not own all regions.
+
+    The base table is not sorted by region, so the bucket of each row is computed from its routing columns, and rows of
+    other buckets are dropped. Answers stay exact: the limit or the best k are taken afterwards, from as many rows as
+    needed.
+    Thread safety and invariants: as `BaseReads`. Costs: `count` and `scan` read the routing columns of every row that
+    passes the filter; `search` and `match` fetch more rows than wanted, by the ratio of all buckets to `buckets`.
+    """
+
+    def __init__(self, base: BaseTable, buckets: Collection[int], expiry: Expiry | None = None) -> None:
+        super().__init__(base, expiry)
+        self._buckets = np.array(sorted(buckets), dtype=np.int32)
+        self._routing = base.hashed
+        self._factor = MARGIN * base.buckets / max(1, len(self._buckets))
+
+    def get(self, keys: pa.Table, columns: Sequence[str]) -> tuple[pa.Table, Positions]:
+        """As `BaseReads.get`; keys of other buckets are missing."""
+        ours = np.flatnonzero(self._ours(keys))
+        if not len(ours):
+            schema = pa.schema([self._dataset.schema.field(name) for name in columns])
+            return schema.empty_table(), ours
+        rows, at = super().get(keys.take(pa.array(ours)), columns)
+        return rows, ours[at]
+
+    def count(self, filter: str | None) -> int:
+        """Return the number of rows that pass `filter`."""
+        return sum(rows.num_rows for rows in self.batches([], filter, None))
+
+    def batches(self, columns: Sequence[str], filter: str | None, limit: int | None) -> Iterator[pa.Table]:
+        """As `BaseReads.batches`; rows of other buckets do not count towards the limit."""
+        left = limit
+        for rows in super().batches(self._with_routing(columns), filter, None):
+            # Without columns only the number of rows is used, so any column will do.
+            kept = rows.select(columns or rows.column_names[:1]).filter(pa.array(self._ours(rows)))
+            kept = kept if left is None else kept.slice(0, left)
+            left = None if left is None else left - kept.num_rows
+            if kept.num_rows:
+                yield kept
+            if left == 0:
+                return
+
+    def ordered(self, order: Order, limit: int, filter: str | None, columns: Sequence[str]) -> pa.Table:
+        """As `BaseReads.ordered`."""
+        ordered = super().ordered
+        return self._best(limit, columns, lambda n, names: ordered(order, n, filter, names))
+
+    def search(self, query: VectorQuery, k: int, filter: str | None, columns: Sequence[str]) -> pa.Table:
+        """As `BaseReads.search`."""
+        search = super().search
+        return self._best(k, columns, lambda n, names: search(query, n, filter, names))
+
+    def match(self, query: ColumnsQuery, k: int, filter: str | None, columns: Sequence[str]) -> pa.Table:
+        """As `BaseReads.match`."""
+        match = super().match
+        return self._best(k, columns, lambda n, names: match(query, n, filter, names))
+
+    # ---- inside --------------------------------------------------------------------------------------------------
+
+    def _best(self, k: int, columns: Sequence[str], fetch: Callable[[int, list[str]], pa.Table]) -> pa.Table:
+        """Return the first `k` rows in the wanted buckets. `fetch(n, names)`: the first `n` rows of all buckets."""
+        wanted, names = int(k * self._factor) + 1, self._with_routing(columns)
+        while True:
+            found = fetch(wanted, names)
+            ours = np.flatnonzero(self._ours(found))
+            if len(ours) >= k or found.num_rows < wanted:
+                last = found.column_names[-1]  # the score, or the row id
+                return found.take(pa.array(ours[:k])).select([*columns, last])
+            wanted *= 4
+
+    def _ours(self, rows: pa.Table) -> npt.NDArray[np.bool_]:
+        return np.isin(self._base.route(rows), self._buckets)
+
+    def _with_routing(self, columns: Sequence[str]) -> list[str]:
+        return list(dict.fromkeys([*columns, *self._routing]))

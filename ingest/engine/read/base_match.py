@@ -25,8 +25,7 @@ import numpy as np
 import pyarrow as pa
 from lance.query import BooleanQuery, FullTextOperator, FullTextQuery, MatchQuery, Occur, PhraseQuery
 
-from memwal.ingest.engine.read.gathered import ROW_ID, awaited, gathered, taken
-from memwal.ingest.engine.read.scalar_index import filtered
+from memwal.ingest.engine.read.lance_scans import ROW_ID, awaited, filtered, gathered, taken
 from memwal.memtable import IndexSpec
 from memwal.memtable.text.columns import ColumnsQuery, best_rows
 from memwal.memtable.text.index import MAX_SIMILAR, TextIndex
@@ -42,77 +41,74 @@ Fragments = Sequence[lance.LanceFragment]
 
 
 class BaseMatch:
-    """Find the best matching rows in one version of the base table.
+    """Find the best matching rows of one query in one version of the base table.
 
     Thread safety. Any thread. Invariants. Every answer is from the version of `dataset`.
     """
 
-    def __init__(self, dataset: lance.LanceDataset, specs: Sequence[IndexSpec]) -> None:
+    def __init__(
+        self,
+        dataset: lance.LanceDataset,
+        specs: Sequence[IndexSpec],
+        query: ColumnsQuery,
+        k: int,
+        filter: str | None,
+        columns: Sequence[str],
+    ) -> None:
         """`specs`: the table's indexes, including the fts index of every matched column."""
-        self._dataset = dataset
+        self._dataset, self._query, self._k, self._filter, self._columns = dataset, query, k, filter, columns
         self._specs = {spec.column: spec for spec in specs if spec.kind == "fts"}
 
-    def best(self, query: ColumnsQuery, k: int, filter: str | None, columns: Sequence[str]) -> pa.Table:
+    def best(self) -> pa.Table:
         """Return the `k` rows that match `query` best and pass `filter`, with `columns` and BM25 `_score`, descending.
 
         Queries that Lance cannot answer (prefixes, fuzzy words with punctuation) read every row that passes `filter`,
         60,000 to 100,000 per second; fuzzy words read in this way only the rows that an index does not cover yet.
         """
+        query = self._query
         if all(occur_of(part) == "must_not" for part in query.parts):  # Lance may return rows with empty texts
-            return self._by_scan(query, k, filter, columns, [])
+            return self._by_scan([])
         if not query.in_lance:
-            return self._by_scan(query, k, filter, columns)
+            return self._by_scan()
         if not query.is_fuzzy:
-            return self._by_lance(query, k, filter, columns)
+            return self._by_lance()
         covered, others = self._covered(query.boosts)
         if not others:
-            return self._by_lance(query, k, filter, columns)
-        read = self._by_scan(query, k, filter, columns, others)
+            return self._by_lance()
+        read = self._by_scan(others)
         if not covered:
             return read
-        found = self._by_lance(query, k, filter, columns, covered)
-        return _best(pa.concat_tables([found, read.cast(found.schema)]), k)
+        found = self._by_lance(covered)
+        rows = pa.concat_tables([found, read.cast(found.schema)])
+        return rows.take(pa.array(np.argsort(-rows.column(SCORE).to_numpy(), kind="stable")[: self._k]))
 
     # ---- inside --------------------------------------------------------------------------------------------------
 
-    def _by_lance(
-        self,
-        query: ColumnsQuery,
-        k: int,
-        filter: str | None,
-        columns: Sequence[str],
-        fragments: Fragments | None = None,
-    ) -> pa.Table:
+    def _by_lance(self, fragments: Fragments | None = None) -> pa.Table:
         scanner = self._dataset.scanner(
-            columns=[*columns, SCORE],
-            full_text_query=_for_lance(query),
-            limit=k,
-            **filtered(filter),
+            columns=[*self._columns, SCORE],
+            full_text_query=_for_lance(self._query),
+            limit=self._k,
+            **filtered(self._filter),
             prefilter=True,
             disable_scoring_autoprojection=True,
             fragments=fragments,
         )
         rows = gathered(scanner)
-        unit = _unit(query)
+        unit = _unit(self._query)
         if unit == 1:
             return rows
         at = rows.column_names.index(SCORE)
         scores = rows.column(SCORE).to_numpy() * np.float32(unit)
         return rows.set_column(at, rows.schema.field(SCORE), pa.chunked_array([scores]))
 
-    def _by_scan(
-        self,
-        query: ColumnsQuery,
-        k: int,
-        filter: str | None,
-        columns: Sequence[str],
-        fragments: Fragments | None = None,
-    ) -> pa.Table:
+    def _by_scan(self, fragments: Fragments | None = None) -> pa.Table:
         """Match with the memtable's text indexes; word scores use the statistics of ROWS_PER_INDEX rows.
 
         Reads only the texts of every row, and `columns` of the best rows.
         """
-        options = {**filtered(filter), "batch_size": ROWS_PER_INDEX, "fragments": fragments}
+        query, k = self._query, self._k
+        options = {**filtered(self._filter), "batch_size": ROWS_PER_INDEX, "fragments": fragments}
         scanner = self._dataset.scanner(columns=list(query.boosts), with_row_id=True, **options)
         ids, scores = np.empty(0, np.uint64), np.empty(0, np.float32)
         for batch in awaited(scanner):
@@ -127,7 +123,7 @@ class BaseMatch:
             scores = np.concatenate([scores, found])
             order = np.argsort(-scores, kind="stable")[:k]
             ids, scores = ids[order], scores[order]
-        rows = taken(self._dataset, ids.tolist(), columns)
+        rows = taken(self._dataset, ids.tolist(), self._columns)
         return rows.append_column(pa.field(SCORE, pa.float32()), pa.chunked_array([scores]))
 
     def _covered(self, columns: Mapping[str, float]) -> tuple[Fragments, Fragments]:
@@ -141,11 +137,6 @@ class BaseMatch:
             numbers &= {number for segment in segments for number in segment.fragment_ids}
         covered = [fragment for fragment in fragments if fragment.fragment_id in numbers]
         return covered, [fragment for fragment in fragments if fragment.fragment_id not in numbers]
-
-
-def _best(rows: pa.Table, k: int) -> pa.Table:
-    order = np.argsort(-rows.column(SCORE).to_numpy(), kind="stable")[:k]
-    return rows.take(pa.array(order))
 
 
 def _unit(query: ColumnsQuery) -> float:

@@ -7,21 +7,25 @@ belongs to one region, and each region has one owner.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Any
+from uuid import UUID
 
+import numpy as np
 import pyarrow as pa
 
 from memwal import flush
+from memwal.flush import BaseTable
 from memwal.ingest.caller import expect_waiting
+from memwal.ingest.engine.api.explanation import Watch
+from memwal.ingest.engine.api.keys import normalise_keys
 from memwal.ingest.engine.api.reads import Level, Reads, check_level
-from memwal.ingest.engine.api.watch import Watch
 from memwal.ingest.engine.read.levels import CaptureOvertaken, RegionView, Reshaped
 from memwal.ingest.engine.read.reader import Reader
-from memwal.ingest.engine.read.tracer import Trace
-from memwal.ingest.errors import Unavailable, translate_errors
+from memwal.ingest.engine.read.traced import Trace
+from memwal.ingest.errors import Invalid, Unavailable, translate_errors
 from memwal.wal.panics import RustPanic, panics_as_errors
 
 ATTEMPTS = 20
@@ -109,3 +113,46 @@ class LevelReads(Reads):
                         raise
                     failed_at = self._reader.version
         raise Unavailable(f"{ATTEMPTS} commits in a row overtook this read; read again")
+
+
+class RegionReads(LevelReads):
+    """Reads over the levels of some regions, all owned by this process.
+
+    Thread safety. Any thread. Errors. Only `ingest.errors` kinds; Unavailable (`not_owner`) if a region is not here.
+    """
+
+    def __init__(
+        self,
+        base: BaseTable,
+        reader: Reader,
+        buckets: Collection[int] | None,
+        views: Callable[[Level, bool], list[RegionView]],
+        follow: Callable[[], None],
+    ) -> None:
+        """Use `Table.only`. `buckets`: of the regions; None if these are all of the table's.
+
+        `views`: captures the levels of the regions. `follow`: called when the columns of the table changed.
+        """
+        super().__init__(base, reader)
+        self._buckets, self._captured, self._follow = buckets, views, follow
+
+    def _views(self, level: Level, keys: Any, *, again: bool) -> list[RegionView]:
+        del keys  # the client has named their regions
+        return self._captured(level, again)
+
+    def follow(self) -> None:
+        self._follow()
+
+
+def regions_of(base: BaseTable, keys: Any) -> Iterator[UUID]:
+    """Yield the regions that can have rows of `keys` (any form that `get` accepts); None: the regions of all rows.
+
+    Uses the routing of `base`, and only when the first region is requested: a read of the base table alone needs none.
+    """
+    regions = base.regions
+    if keys is not None and len(regions) > 1:
+        # The reader handles keys that do not fit: it rejects them, or finds that their columns have new names.
+        with suppress(Invalid):
+            buckets = base.route(normalise_keys(keys, base.schema, base.key))
+            regions = tuple(regions[bucket] for bucket in np.flatnonzero(np.bincount(buckets)))
+    yield from regions

@@ -19,8 +19,7 @@ from memwal.flush.base.ttl import Expiry
 from memwal.ingest.caller import expect_waiting, hold
 from memwal.ingest.engine.api.ordering import Order, first_rows
 from memwal.ingest.engine.read.base import BaseReads, picked_rows
-from memwal.ingest.engine.read.beside import Beside
-from memwal.ingest.engine.read.gathered import ROW_ID
+from memwal.ingest.engine.read.lance_scans import ROW_ID
 from memwal.ingest.engine.read.levels import Mask, Stack, hidden, picked
 from memwal.ingest.engine.read.request import at_most
 from memwal.ingest.engine.read.top_k import (
@@ -32,12 +31,15 @@ from memwal.ingest.engine.read.top_k import (
     concatenate,
     with_ties,
 )
+from memwal.ingest.threads import SideTask
 from memwal.memtable import TOMBSTONE, Snapshot
 from memwal.memtable.vector.index import Way
 
 ROWS_PER_STEP = 16_384
 Positions = npt.NDArray[np.int64]
 Scores = npt.NDArray[np.float32]
+Fetch = Callable[[BaseReads, int, Sequence[str]], pa.Table]
+"""`fetch(base, n, columns)`: the first `n` rows of the base table in some order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ class Ranking:
     """
 
     level: Callable[[Snapshot, int, Mask], tuple[Positions, Scores]]
-    base: Callable[[BaseReads, int, Sequence[str]], pa.Table]
+    base: Fetch
     score: str
     columns: tuple[str, ...]
     way: Callable[[Snapshot, int, Mask], tuple[int | None, Way]]
@@ -246,9 +248,9 @@ class MergedView:
         rows = concatenate(parts, parts[-1].schema)
         return rows.take(first_rows(rows, order, limit))
 
-    def _beside(self, search: Callable[[], Visible]) -> Beside[Visible]:
+    def _beside(self, search: Callable[[], Visible]) -> SideTask[Visible]:
         """Search the base table in another thread while this one searches the levels above it."""
-        return Beside(search, alone=not self.stacks)
+        return SideTask(search, alone=not self.stacks)
 
     # ---- inside --------------------------------------------------------------------------------------------------
 
@@ -262,14 +264,7 @@ class MergedView:
                 best = self._ranked(level, k, self._passing(stack, place, filter), columns, ranking)
                 yield Visible(best, np.arange(len(best.ids)))
 
-    def _best_of_base(
-        self,
-        k: int,
-        columns: list[str],
-        ranked: Callable[[BaseReads, int, Sequence[str]], pa.Table],
-        score: str | None,
-        spare: int = 1,
-    ) -> Visible:
+    def _best_of_base(self, k: int, columns: list[str], ranked: Fetch, score: str | None, spare: int = 1) -> Visible:
         """Return the `k` best visible rows of the base table, and those that tie with the last of them.
 
         `score`: column of the scores; None: rows are in order, and at most `k` are returned. `spare`: see

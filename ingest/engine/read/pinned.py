@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +24,7 @@ import pyarrow as pa
 from memwal import flush, wal
 from memwal.flush import BaseTable
 from memwal.flush.base.ttl import Expiry
+from memwal.flush.parallel_map import AT_ONCE, each
 from memwal.ingest.engine.api.reads import Level
 from memwal.ingest.engine.read.base import BaseReads
 from memwal.ingest.engine.read.levels import Stack
@@ -42,8 +42,6 @@ T = TypeVar("T")
 _CAPTURES = 20
 """Attempts to pin a moment; a flush or commit rarely overtakes one."""
 _READ_OPTIONS = wal.WalOptions(readers=8)
-_AT_ONCE = 8
-"""SSTs and regions that are read concurrently, because the time is spent waiting for storage."""
 _GENERATION = 1
 """Generation of the memtables created here. Nothing reads it: a moment holds only levels that its base version
 lacks.
@@ -94,12 +92,10 @@ class Pinned:
     """Unix time in seconds of the process that pinned the moment: rows that have expired by then appear in no read."""
 
 
-def pin(
-    base: BaseTable, store: wal.ObjectStore, level: Level, clock: wal.Clock | None = None
-) -> tuple[Pinned, BaseTable]:
+def pin(base: BaseTable, store: wal.ObjectStore, level: Level) -> tuple[Pinned, BaseTable]:
     """Return the present moment at `level`, and the base version in it. `latest` equals `durable` here.
 
-    `base`: any version. `clock`: None for the system's. Every row acknowledged as durable before the call is in a
+    `base`: any version. Every row acknowledged as durable before the call is in a
     `durable` moment. Writes nothing; safe while writers run.
     Raises: Unavailable if commits keep overtaking it; errors of `wal` and `flush`.
     """
@@ -110,12 +106,13 @@ def pin(
             manifests = _manifests(store) if level != "committed" else []
             ends = side_by_side(partial(_end, base, store, level), manifests)
             newest = base.latest()
-            if any(_overtaken(newest, manifest, level) for manifest in manifests):
+            committed = newest.committed
+            if level != "flushed" and any(committed.get(m.region_id, 0) >= m.current_generation for m in manifests):
                 continue  # the base table has part of the tail, and the boundary is unknown
             regions = (_pinned(newest, manifest, end) for manifest, end in zip(manifests, ends, strict=True))
             kept = tuple(region for region in regions if region.ssts or region.upto > region.after)
-            fragments = tuple(_fragment(each) for each in newest.dataset.get_fragments())
-            now = (clock or wal.SystemClock()).now()
+            fragments = tuple(_fragment(fragment) for fragment in newest.dataset.get_fragments())
+            now = wal.SystemClock().now()
             return Pinned(newest.uri, newest.table_id, newest.version, kept, fragments, now), newest
     raise Unavailable(f"{_CAPTURES} commits in a row overtook this read; read again")
 
@@ -131,10 +128,6 @@ def _end(base: BaseTable, store: wal.ObjectStore, level: Level, manifest: wal.Re
         return manifest.replay_after
     suffix, after = base.codec.suffix, manifest.replay_after
     return wal.tail_end(store, manifest.region_id, suffix, after, options=_READ_OPTIONS)
-
-
-def _overtaken(newest: BaseTable, manifest: wal.RegionManifest, level: Level) -> bool:
-    return level != "flushed" and newest.committed.get(manifest.region_id, 0) >= manifest.current_generation
 
 
 def _pinned(newest: BaseTable, manifest: wal.RegionManifest, end: int) -> PinnedRegion:
@@ -174,7 +167,7 @@ class PinnedReads:
 
     def above(self, region: UUID, columns: Sequence[str], filter: str | None) -> Iterator[pa.Table]:
         """Yield the rows of the levels of `region` above the base table, with `columns`."""
-        pinned = next(each for each in self._pinned.regions if each.region == region)
+        pinned = next(levels for levels in self._pinned.regions if levels.region == region)
         mentioned = referenced(filter, self._base.schema) if filter else []
         mentioned += [self._expiry.column] if self._expiry is not None else []
         with self._deleted_told_apart(filter):
@@ -264,7 +257,7 @@ class FragmentReads(BaseReads):
     def __init__(self, base: BaseTable, fragments: Sequence[int], expiry: Expiry | None) -> None:
         super().__init__(base, expiry)
         wanted = set(fragments)
-        self._fragments = [each for each in base.dataset.get_fragments() if each.fragment_id in wanted]
+        self._fragments = [part for part in base.dataset.get_fragments() if part.fragment_id in wanted]
 
     def batches(self, columns: Sequence[str], filter: str | None, limit: int | None) -> Iterator[pa.Table]:
         """As `BaseReads.batches`."""
@@ -283,7 +276,4 @@ def _memtable(rows: pa.Table, key: Sequence[str]) -> Snapshot:
 
 def side_by_side(work: Callable[[S], T], items: Sequence[S]) -> list[T]:
     """Return the results of `work` for all items, in order, computed concurrently. Raises: the first error."""
-    if len(items) < 2:
-        return [work(item) for item in items]
-    with ThreadPoolExecutor(_AT_ONCE, "pinned") as pool:
-        return list(pool.map(work, items))
+    return list(each(work, items, AT_ONCE if len(items) > 1 else 1))

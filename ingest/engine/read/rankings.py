@@ -11,10 +11,9 @@ import pyarrow as pa
 from memwal.flush import BaseTable
 from memwal.ingest.engine.read.base import DISTANCE, BaseReads
 from memwal.ingest.engine.read.base_match import SCORE
-from memwal.ingest.engine.read.known import KnownColumns
 from memwal.ingest.engine.read.levels import Mask
 from memwal.ingest.engine.read.merged import Positions, Ranking, Scores
-from memwal.ingest.engine.read.request import VectorQuery, checked_text, indexed, vector_query
+from memwal.ingest.engine.read.request import KnownColumns, VectorQuery, checked_text, expect_indexed, vector_query
 from memwal.memtable import Snapshot
 from memwal.memtable.vector.index import Way
 
@@ -50,7 +49,7 @@ class Nearness:
 
         Raises: Invalid.
         """
-        query = vector_query(what, column, vector, known.schema, known.indexes, known.gone, **how)
+        query = vector_query(what, column, vector, known, **how)
         if query.exact:
             self._warn(base, query)
 
@@ -65,7 +64,11 @@ class Nearness:
         def below(rows: BaseReads, n: int, names: Sequence[str]) -> pa.Table:
             return rows.search(query, n, filter, names)
 
-        return Ranking(above, below, DISTANCE, (column,), way, _why_exact(query, known))
+        exact: Way | None = None if query.low is None else "low"
+        if not query.indexed:
+            has_index = any((spec.column, spec.kind) == (column, "ivf_pq") for spec in known.indexes)
+            exact = "metric" if has_index else "no index"
+        return Ranking(above, below, DISTANCE, (column,), way, exact)
 
     def _warn(self, base: BaseTable, query: VectorQuery) -> None:
         if query.column in self._warned or (rows := base.dataset.count_rows()) < EXACT_ROWS_QUIET:
@@ -81,7 +84,7 @@ class Nearness:
 def relevance(what: str, known: KnownColumns, boosts: Mapping[str, float], text: str, filter: str | None) -> Ranking:
     """Rank by BM25, summed over the columns. `what`: the read or its argument, for messages. Raises: Invalid."""
     for column in boosts:
-        indexed(column, "fts", what, known.schema, known.indexes, known.gone)
+        expect_indexed(column, "fts", what, known)
     query = checked_text(text, boosts, known.parsers)
     return Ranking(
         lambda level, n, mask: level.match_columns(query, n, mask),
@@ -91,11 +94,3 @@ def relevance(what: str, known: KnownColumns, boosts: Mapping[str, float], text:
         lambda *_: (None, "text"),
         spare=TEXT_SPARE,
     )
-
-
-def _why_exact(query: VectorQuery, known: KnownColumns) -> Way | None:
-    """Return why every base row is compared; None if the index is used, where it is built."""
-    if query.indexed:
-        return None if query.low is None else "low"
-    has_index = any((spec.column, spec.kind) == (query.column, "ivf_pq") for spec in known.indexes)
-    return "metric" if has_index else "no index"

@@ -1,14 +1,18 @@
 """Read over all levels: the newest version of each row, then the filter, then the limit or the best k.
 
 README.md of this package lists the steps of a read.
+
+Until its end the stream of a scan holds the memtables and loaded SSTs of its view in memory, and the version of the
+base table, whose files are opened one after another. Flushes, commits and collections change none of these; a writer
+never waits for a reader. If maintenance removes a base version while it is read, the stream ends with Unavailable.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import numpy as np
@@ -23,33 +27,41 @@ from memwal.ingest.engine.api.keys import normalise_keys
 from memwal.ingest.engine.api.ordering import Order, check_orderable
 from memwal.ingest.engine.api.reads import COUNT, value_counts
 from memwal.ingest.engine.api.results import RowStream, gathered
-from memwal.ingest.engine.read.base import DISTANCE, BaseReads
+from memwal.ingest.engine.read.base import DISTANCE, BaseReads, BucketReads
 from memwal.ingest.engine.read.base_match import SCORE
-from memwal.ingest.engine.read.bucketed import BucketReads
-from memwal.ingest.engine.read.known import KnownColumns
 from memwal.ingest.engine.read.levels import BaseChanged, CaptureOvertaken, RegionView, Reshaped, Stack
-from memwal.ingest.engine.read.merged import MergedView
+from memwal.ingest.engine.read.merged import ROWS_PER_STEP, MergedView
 from memwal.ingest.engine.read.rankings import Nearness, relevance
 from memwal.ingest.engine.read.request import (
+    KnownColumns,
     check_filter,
     checked_columns,
     distinct,
     only_indexed,
     only_vectors,
 )
-from memwal.ingest.engine.read.scan import after_first_batch, batches_of, streamed
-from memwal.ingest.engine.read.sst_cache import CACHE_BYTES, Load, SstCache, SstId, load_sst
+from memwal.ingest.engine.read.sst_cache import CACHE_BYTES, SstCache, SstId, load_sst
 from memwal.ingest.engine.read.top_k import HiddenShare, concatenate, in_order, merge, merge_arms
-from memwal.ingest.engine.read.traced import TracedView
-from memwal.ingest.engine.read.tracer import Trace
+from memwal.ingest.engine.read.traced import Trace, TracedView
+from memwal.ingest.errors import Unavailable
 from memwal.ingest.refusals import expect_routing
 from memwal.memtable import TOMBSTONE, IndexSpec, MemTable, Snapshot
 from memwal.wal import Clock, Corrupt, ObjectStore, SsTable, SystemClock
+from memwal.wal.panics import RustPanic, panics_as_errors
 
 _UNCOUNTED = 1 << 20
 """Rows that `facets` gathers before it counts them."""
 _FILTERS_REMEMBERED = 1000
 _NONE = np.empty(0, np.int64)
+
+
+class _Moment(NamedTuple):
+    """The base version that a read has opened, its columns, and the arguments `buckets` and `trace` of the read."""
+
+    base: BaseTable
+    known: KnownColumns
+    buckets: Collection[int] | None
+    trace: Trace | None
 
 
 class Reader:
@@ -146,14 +158,15 @@ class Reader:
         have. `tombstones`: also return tombstones, and `_tombstone` as the last column. `above`: return no base rows;
         the base table must have this version. Raises: Reshaped, BaseChanged.
         """
-        base, known = self._known(trace)
+        moment = self._moment(buckets, trace)
+        known = moment.known
         if shape is not None and known.shape != shape:
             raise Reshaped
-        if above not in (None, base.version):
+        if above not in (None, moment.base.version):
             raise BaseChanged
         out = checked_columns(columns, known.schema, known.gone)
         asked = distinct(normalise_keys(keys, known.schema, known.key))
-        view = self._merged_view(views, base, known, buckets, trace)
+        view = self._merged_view(moment, views, None)
         parts = list(view.rows_of(asked, out, tombstones=tombstones, base=above is None))
         schema = known.projected(out)
         schema = schema.append(pa.field(TOMBSTONE, pa.bool_())) if tombstones else schema
@@ -176,18 +189,19 @@ class Reader:
         The first batch is read before the method returns, so that its errors are raised here. `order_by`: the order of
         the rows; `columns` must have its columns, and all rows are read before the method returns.
         """
-        base, known = self._known(trace)
+        moment = self._moment(buckets, trace)
+        known = moment.known
         schema, most = known.projected(checked_columns(columns, known.schema, known.gone)), checked_limit(limit)
         if order_by is not None:
             checked_columns([name for name, _ in order_by], known.schema, known.gone, "order_by")
             check_orderable(order_by, known.schema)
-        merged_view = self._merged_view(views, base, known, buckets, trace)
-        self._check_filter(merged_view, filter, known)
+        merged_view = self._merged_view(moment, views, filter)
         if order_by is not None and most != 0:  # Lance fails to sort zero rows
             rows = merged_view.first_rows(schema.names, filter, most, order_by)
             return gathered(concatenate([rows], schema))
-        cut_short = partial(after_first_batch, base, filter, self)
-        return streamed(schema, batches_of(merged_view, schema, filter, most), cut_short)
+        batches = batches_of(merged_view, schema, filter, most)
+        first = next(batches, None)
+        return RowStream(schema, iter(()) if first is None else self._rest(first, batches, moment.base, filter))
 
     def count(
         self,
@@ -198,10 +212,7 @@ class Reader:
         trace: Trace | None = None,
     ) -> int:
         """Return the number of rows whose newest version passes `filter`."""
-        base, known = self._known(trace)
-        merged_view = self._merged_view(views, base, known, buckets, trace)
-        self._check_filter(merged_view, filter, known)
-        return merged_view.count(filter)
+        return self._merged_view(self._moment(buckets, trace), views, filter).count(filter)
 
     def facets(
         self,
@@ -216,11 +227,11 @@ class Reader:
 
         Memory: three rows for each value, and `_UNCOUNTED` rows.
         """
-        base, known = self._known(trace)
+        moment = self._moment(buckets, trace)
+        known = moment.known
         schema = known.projected(checked_columns([column], known.schema, known.gone, "column", added=(COUNT,)))
         check_orderable([(column, True)], schema, "facets")
-        merged_view = self._merged_view(views, base, known, buckets, trace)
-        self._check_filter(merged_view, filter, known)
+        merged_view = self._merged_view(moment, views, filter)
         counted, request = schema.append(pa.field(COUNT, pa.int64())), {"column": column}
         parts, waiting = [counted.empty_table()], 0
         for batch in batches_of(merged_view, schema, filter, None):
@@ -250,12 +261,11 @@ class Reader:
         are returned only if fewer live rows with a vector pass. `vector`: as many numbers as the column's width. `how`:
         see `read.request.vector_query`. Without an index every row is compared.
         """
-        base, known = self._known(trace)
+        moment = self._moment(buckets, trace)
+        known = moment.known
         out, most = checked_columns(columns, known.schema, known.gone, added=(DISTANCE,)), at_least_one(k)
-        ranking = self._nearness.ranking("search", base, known, column, vector, filter, how)
-        merged_view = self._merged_view(views, base, known, buckets, trace, column)
-        self._check_filter(merged_view, filter, known)
-        (best,) = merged_view.best(most, filter, out, ranking)
+        ranking = self._nearness.ranking("search", moment.base, known, column, vector, filter, how)
+        (best,) = self._merged_view(moment, views, filter, column).best(most, filter, out, ranking)
         return merge(best, most, ascending=True, name=DISTANCE, schema=known.projected(out), keyed=bool(known.key))
 
     def match(
@@ -275,13 +285,12 @@ class Reader:
         `text`: in the notation of `memtable.text.query`. `column`: one, several, or several with a boost for each.
         Scores are BM25 with the statistics of the row's level, times the boost, summed over the columns.
         """
-        base, known = self._known(trace)
+        moment = self._moment(buckets, trace)
+        known = moment.known
         out, most = checked_columns(columns, known.schema, known.gone, added=(SCORE,)), at_least_one(k)
         boosts = text_columns("column", column)
         ranking = relevance("match", known, boosts, text, filter)
-        merged_view = self._merged_view(views, base, known, buckets, trace, *boosts)
-        self._check_filter(merged_view, filter, known)
-        (best,) = merged_view.best(most, filter, out, ranking)
+        (best,) = self._merged_view(moment, views, filter, *boosts).best(most, filter, out, ranking)
         return merge(best, most, ascending=False, name=SCORE, schema=known.projected(out), keyed=bool(known.key))
 
     def candidates(
@@ -306,19 +315,36 @@ class Reader:
         `n` best by it. `vector_column`, `text_column`: None if the table has exactly one such index. `how`: as for
         `search`.
         """
-        base, known = self._known(trace)
+        moment = self._moment(buckets, trace)
+        known = moment.known
         out = checked_columns(columns, known.schema, known.gone, added=(DISTANCE, SCORE))
         most = at_least_one(n, "n")
-        near = vector_column or only_vectors("vector_column", known.schema, known.indexes)
+        near = vector_column or only_vectors("vector_column", known)
         matching = only_indexed("text_column", "fts", known.indexes) if text_column is None else text_column
         boosts = text_columns("text_column", matching)
-        by_vector = self._nearness.ranking("vector_column", base, known, near, vector, filter, how)
+        by_vector = self._nearness.ranking("vector_column", moment.base, known, near, vector, filter, how)
         by_text = relevance("text_column", known, boosts, text, filter)
-        merged_view = self._merged_view(views, base, known, buckets, trace, near, *boosts)
-        self._check_filter(merged_view, filter, known)
+        merged_view = self._merged_view(moment, views, filter, near, *boosts)
         closest, fittest = merged_view.best(most, filter, out, by_vector, by_text)
         names, schema = (DISTANCE, SCORE), known.projected(out)
         return merge_arms(closest, fittest, most, names, schema, keyed=bool(known.key))
+
+    def _rest(
+        self, first: pa.RecordBatch, batches: Iterator[pa.RecordBatch], base: BaseTable, filter: str | None
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield `first` and the other batches of a scan of `base`, which can no longer be repeated after an error."""
+        yield first
+        del first
+        try:
+            with panics_as_errors:
+                yield from batches
+        except (pa.ArrowInvalid, OSError, RustPanic) as error:
+            self.ask_storage()
+            self.raise_filter_error(filter)
+            if base.is_kept():
+                raise
+            where = f"{base.uri}: version {base.version}"
+            raise Unavailable(f"{where} was removed while it was read; read again, and take the rows faster") from error
 
     def raise_filter_error(self, filter: str | None) -> None:
         """Raise InvalidRows if `filter` fails on a base row; Lance has no error type for that.
@@ -334,47 +360,43 @@ class Reader:
 
     # ---- levels --------------------------------------------------------------------------------------------------
 
-    def _known(self, trace: Trace | None) -> tuple[BaseTable, KnownColumns]:
-        """Return the latest base version and its columns. Raises: UnsupportedTable if it lost its key."""
-        base = self.base() if trace is None else trace.opened(self.base)
+    def _moment(self, buckets: Collection[int] | None, trace: Trace | None) -> _Moment:
+        """Open the latest base version for a read. Raises: UnsupportedTable if it lost its key."""
+        base = self.base() if trace is None else trace.measured("open", self.base)
         base.expect_readable()
         known = self._columns
         if base.shape == known.shape:
-            return base, known
+            return _Moment(base, known, buckets, trace)
         columns = known.after(base)
         with self._lock:
             # Otherwise another read saw a newer version; this read keeps its own.
             if columns.version > self._columns.version:
                 self._columns = columns
-        return base, columns
+        return _Moment(base, columns, buckets, trace)
 
     def _merged_view(
-        self,
-        views: Sequence[RegionView],
-        base: BaseTable,
-        known: KnownColumns,
-        buckets: Collection[int] | None,
-        trace: Trace | None,
-        *ranked: str,
+        self, moment: _Moment, views: Sequence[RegionView], filter: str | None, *ranked: str
     ) -> MergedView:
-        """Merge the levels of `views` with `base`. `ranked`: columns that are searched or matched.
+        """Merge the levels of `views` with the base table. `ranked`: columns that are searched or matched.
 
-        Raises: Unavailable (reason "resized") if the routing of `base` is not that of the views and buckets.
+        Raises: Unavailable (reason "resized") if the routing of the base table is not that of the views and buckets;
+        Invalid for `filter`.
         """
+        base, known, buckets, trace = moment.base, moment.known, moment.buckets, moment.trace
         if self._routing is not None and (views or buckets is not None):
             expect_routing(base.uri, self._routing, base.routing_version)
         indexed = _searched(known.indexes) & frozenset(ranked)
-        stacks = tuple(self._stack(view, base, known, indexed, trace) for view in views)
+        stacks = tuple(self._stack(view, moment, indexed) for view in views)
         base = base if trace is None else trace.begin(base, stacks)
         expiry = None if base.ttl is None else base.expiry(self._clock.now())
         below = BaseReads(base, expiry) if buckets is None else BucketReads(base, buckets, expiry)
-        if trace is not None:
-            return TracedView(below, stacks, known.key, self._share, expiry, trace=trace, specs=known.indexes)
-        return MergedView(below, stacks, known.key, self._share, expiry)
+        view = (below, stacks, known.key, self._share, expiry)
+        merged_view = MergedView(*view) if trace is None else TracedView(*view, trace=trace, specs=known.indexes)
+        self._check_filter(merged_view, filter, known)
+        return merged_view
 
-    def _stack(
-        self, view: RegionView, base: BaseTable, known: KnownColumns, ranked: frozenset[str], trace: Trace | None
-    ) -> Stack:
+    def _stack(self, view: RegionView, moment: _Moment, ranked: frozenset[str]) -> Stack:
+        base, known = moment.base, moment.known
         if any(shape != known.shape for shape in view.shapes):
             raise Reshaped
         if view.routing not in (None, base.routing_version):
@@ -387,24 +409,19 @@ class Reader:
             raise CaptureOvertaken
         levels = list(view.memtables)
         ssts = (sst for sst in reversed(view.ssts) if sst.generation > committed)
-        levels.extend(self._loaded(base, known, view.region, sst, ranked, trace) for sst in ssts)
+        levels.extend(self._loaded(moment, view.region, sst, ranked) for sst in ssts)
         return Stack(levels, keyed=bool(known.key))
 
-    def _loaded(
-        self,
-        base: BaseTable,
-        known: KnownColumns,
-        region: UUID,
-        sst: SsTable,
-        ranked: frozenset[str],
-        trace: Trace | None,
-    ) -> Snapshot:
+    def _loaded(self, moment: _Moment, region: UUID, sst: SsTable, ranked: frozenset[str]) -> Snapshot:
         expect_waiting()
-        load: Load = partial(load_sst, base, self._store, region, sst)
-        if trace is not None:
-            load = trace.loading(region, sst, load)
+        trace, sst_id = moment.trace, SstId(moment.known.version, region, sst.path, sst.generation)
+
+        def load(columns: frozenset[str]) -> MemTable:
+            read = partial(load_sst, moment.base, self._store, region, sst, columns)
+            return read() if trace is None else trace.measured((region, sst.path), read)
+
         try:
-            return self._cache.get(SstId(known.version, region, sst.path, sst.generation), ranked, load)
+            return self._cache.get(sst_id, ranked, load)
         except (Corrupt, OSError):
             # This read was slower than `gc.sst_age_min`: the SST was committed and deleted after the base table was
             # opened. (model: Commit!Answer)
@@ -423,6 +440,22 @@ class Reader:
             if len(self._planned) >= _FILTERS_REMEMBERED:
                 self._planned.clear()
             self._planned.add((known.version, filter))
+
+
+def batches_of(view: MergedView, schema: pa.Schema, filter: str | None, limit: int | None) -> Iterator[pa.RecordBatch]:
+    """Yield at most `limit` visible rows of `view` that pass `filter`, newest levels first; no batch is empty.
+
+    `schema`: of the wanted columns; batches have at most ROWS_PER_STEP rows.
+    """
+    if limit == 0:
+        return
+    for rows in view.visible_rows(schema.names, filter, limit):
+        part = rows if limit is None else rows.slice(0, limit)
+        limit = None if limit is None else limit - part.num_rows
+        alike = pa.Table.from_arrays(part.select(schema.names).columns, schema=schema)
+        yield from (batch for batch in alike.to_batches(ROWS_PER_STEP) if batch.num_rows)
+        if limit == 0:
+            return
 
 
 def _searched(indexes: Sequence[IndexSpec]) -> frozenset[str]:

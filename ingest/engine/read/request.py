@@ -1,6 +1,7 @@
-"""Check the arguments of reads; each error is one line that names the argument and the nearest match.
+"""Check the arguments of reads against the columns, key and indexes of the table.
 
-The module also finds the unknown column in a filter that Lance rejected.
+Each error is one line that names the argument and the nearest match. The module also finds the unknown column in a
+filter that Lance rejected.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from memwal.flush import BaseTable
+from memwal.flush.base.shape import Shape, version_without
 from memwal.ingest.engine.api.arguments import brief
 from memwal.ingest.errors import Invalid
 from memwal.ingest.suggest import suggestion
@@ -26,6 +29,45 @@ from memwal.memtable.text.columns import ColumnsQuery
 from memwal.memtable.text.query import TextParser
 from memwal.wal.errors import first_line
 from memwal.wal.panics import RustPanic
+
+
+@dataclass(frozen=True)
+class KnownColumns:
+    """Columns, key and indexes of all base versions of one shape. `version`: the first version of that shape that was
+    read.
+    """
+
+    version: int
+    shape: Shape
+    key: list[str]
+    schema: pa.Schema
+    """Base columns as results have them: key columns not null, others nullable."""
+    indexes: tuple[IndexSpec, ...]
+    parsers: Mapping[str, TextParser]
+    gone: Mapping[str, str]
+    """Error texts for reads of columns of earlier shapes, by column."""
+
+    @staticmethod
+    def of(base: BaseTable, gone: Mapping[str, str] | None = None) -> KnownColumns:
+        schema = pa.schema([pa.field(f.name, f.type, f.name not in base.key) for f in base.schema])
+        parsers = {spec.column: TextParser(spec) for spec in base.indexes if spec.kind == "fts"}
+        return KnownColumns(base.version, base.shape, list(base.key), schema, base.indexes, parsers, gone or {})
+
+    def after(self, base: BaseTable) -> KnownColumns:
+        """Return the columns of `base`, a version of another shape, with error texts for the columns that it lacks."""
+        gone, ids = self.shape.gone(base.shape), self.shape.ids
+        texts = dict(self.gone)
+        for name, now in gone.items():
+            version = version_without(base.dataset, name, ids[name], self.version)
+            if now is None:
+                texts[name] = f"column '{name}' was dropped from the table in version {version}"
+            else:
+                texts[name] = f"column '{name}' is called '{now}' since version {version} of the table"
+        return KnownColumns.of(base, {name: text for name, text in texts.items() if name not in base.shape.rows.names})
+
+    def projected(self, columns: Sequence[str]) -> pa.Schema:
+        """Return the schema of results with `columns`."""
+        return pa.schema([self.schema.field(name) for name in columns])
 
 
 def checked_columns(
@@ -97,27 +139,16 @@ def _unknown(what: str, column: str, schema: pa.Schema, gone: Mapping[str, str] 
     return Invalid(f"{what}: {(gone or {}).get(column, absent)}")
 
 
-def indexed(
-    column: str,
-    kind: str,
-    what: str,
-    schema: pa.Schema,
-    specs: Sequence[IndexSpec],
-    gone: Mapping[str, str] | None = None,
-) -> IndexSpec:
-    """Return the index that a read (`what`) of `column` uses. `gone`: as for `checked_columns`.
-
-    Raises: Invalid if the column or its index does not exist.
-    """
-    if column not in schema.names:
-        raise _unknown(what, column, schema, gone)
-    for spec in specs:
-        if spec.column == column and spec.kind == kind:
-            return spec
-    fit = [spec.column for spec in specs if spec.kind == kind]
+def expect_indexed(column: str, kind: str, what: str, known: KnownColumns) -> None:
+    """Raise Invalid if `column`, which a read (`what`) uses, does not exist or has no index of `kind`."""
+    if column not in known.schema.names:
+        raise _unknown(what, column, known.schema, known.gone)
+    fit = [spec.column for spec in known.indexes if spec.kind == kind]
+    if column in fit:
+        return
     others = f"; columns with one: {', '.join(fit)}" if fit else ""
     raise Invalid(
-        f"{what}: column '{column}' ({schema.field(column).type}) has no {kind} index{others}; "
+        f"{what}: column '{column}' ({known.schema.field(column).type}) has no {kind} index{others}; "
         f'add one: table.create_index("{column}", "{kind}") or memwal index add CONFIG {column} {kind}'
     )
 
@@ -132,19 +163,23 @@ def only_indexed(argument: str, kind: str, specs: Sequence[IndexSpec]) -> str:
     raise Invalid(f'{argument}: no column has an {kind} index; add one: table.create_index(COLUMN, "{kind}")')
 
 
-def only_vectors(argument: str, schema: pa.Schema, specs: Sequence[IndexSpec]) -> str:
+def only_vectors(argument: str, known: KnownColumns) -> str:
     """Return the only column with a vector index, or without such indexes the only vector column of the table.
 
     Raises: Invalid, with `argument`, for no or several columns.
     """
-    if any(spec.kind == "ivf_pq" for spec in specs):
-        return only_indexed(argument, "ivf_pq", specs)
-    columns = [field.name for field in schema if vector_width(field.type) is not None]
+    if any(spec.kind == "ivf_pq" for spec in known.indexes):
+        return only_indexed(argument, "ivf_pq", known.indexes)
+    columns = _vector_columns(known.schema)
     if len(columns) == 1:
-        return str(columns[0])
+        return columns[0]
     if columns:
         raise Invalid(f"{argument}: several columns hold vectors: {', '.join(columns)}; name one")
     raise Invalid(f"{argument}: no column of the table holds vectors")
+
+
+def _vector_columns(schema: pa.Schema) -> list[str]:
+    return [field.name for field in schema if vector_width(field.type) is not None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,9 +217,7 @@ def vector_query(
     what: str,
     column: str,
     vector: Any,
-    schema: pa.Schema,
-    specs: Sequence[IndexSpec],
-    gone: Mapping[str, str] | None = None,
+    known: KnownColumns,
     *,
     metric: str | None = None,
     nprobes: int | None = None,
@@ -193,20 +226,20 @@ def vector_query(
 ) -> VectorQuery:
     """Check a vector search of `column`.
 
-    `what`: the read or its argument, for messages. `gone`: as for `checked_columns`. The other arguments: already
-    checked by `Reads.search`.
+    `what`: the read or its argument, for messages. The other arguments: already checked by `Reads.search`.
     Raises: Invalid for an unknown column, one without vectors, an unknown metric and a vector that does not fit.
     """
-    if column not in schema.names:
-        raise _unknown(what, column, schema, gone)
-    kind = schema.field(column).type
+    if column not in known.schema.names:
+        raise _unknown(what, column, known.schema, known.gone)
+    kind = known.schema.field(column).type
     if vector_width(kind) is None:
-        fit = [field.name for field in schema if vector_width(field.type) is not None]
+        fit = _vector_columns(known.schema)
         others = f"; columns of vectors: {', '.join(fit)}" if fit else ""
         raise Invalid(f"{what}: column '{column}' ({kind}) holds no vectors of a fixed size{others}")
     if metric is not None and metric not in METRICS:
         raise Invalid(f"metric '{metric:.60}' is unknown{suggestion(metric, METRICS)}")
-    own = next((str(s.parameters.get("metric", "l2")) for s in specs if (s.column, s.kind) == (column, "ivf_pq")), None)
+    specs = (spec for spec in known.indexes if (spec.column, spec.kind) == (column, "ivf_pq"))
+    own = next((str(spec.parameters.get("metric", "l2")) for spec in specs), None)
     chosen = metric or own or "l2"
     query = checked_vector(vector, column, kind)
     return VectorQuery(column, query, chosen, chosen == own, nprobes, refine_factor, *(distance_range or (None, None)))

@@ -49,23 +49,17 @@ class SstId(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Loaded:
-    table: MemTable
-    snapshot: Snapshot
-
-
-@dataclass(frozen=True, slots=True)
 class _Kept:
     """One SST, loaded or being loaded, with indexes on `columns`."""
 
     columns: Columns
-    loaded: Future[_Loaded] = field(default_factory=Future)
+    loaded: Future[tuple[MemTable, Snapshot]] = field(default_factory=Future)
 
     @property
     def bytes(self) -> int:
         """Size of the loaded SST; 0 until it is loaded."""
         succeeded = self.loaded.done() and self.loaded.exception() is None
-        return self.loaded.result().table.bytes if succeeded else 0
+        return self.loaded.result()[0].bytes if succeeded else 0
 
 
 class SstCache:
@@ -94,18 +88,18 @@ class SstCache:
             self._kept.move_to_end(sst)
         if must_load:
             self._fill(sst, kept, load)
-        loaded = kept.loaded.result()
+        table, snapshot = kept.loaded.result()
         if columns:
             with suppress(Exception):  # for example MemoryError: this read and the next ones then read each row
-                loaded.table.index_step()
-        return loaded.snapshot
+                table.index_step()
+        return snapshot
 
     def keep(self, sst: Hashable, columns: Columns, table: MemTable) -> None:
         """Add the memtable that was flushed as `sst`, with indexes on `columns`, unless a read has already loaded the
         SST.
         """
         kept = _Kept(columns)
-        kept.loaded.set_result(_Loaded(table, table.snapshot()))
+        kept.loaded.set_result((table, table.snapshot()))
         with self._lock:
             self._kept.setdefault(sst, kept)
         self._evict()
@@ -129,7 +123,7 @@ class SstCache:
     def _fill(self, sst: Hashable, kept: _Kept, load: Load) -> None:
         try:
             table = load(kept.columns)
-            kept.loaded.set_result(_Loaded(table, table.snapshot()))
+            kept.loaded.set_result((table, table.snapshot()))
         except BaseException as error:  # noqa: BLE001 - waiting threads must get any error
             with self._lock:
                 # A load with more indexes may have replaced it.

@@ -43,13 +43,6 @@ _CAPTURES = 5
 _READ_OPTIONS = wal.WalOptions(readers=8)
 
 
-def views_from_storage(base: BaseTable, store: wal.ObjectStore, level: Level) -> list[RegionView]:
-    """Capture the levels above the base table for one read of `level`. Arguments and errors: as
-    `StoredLevels.views`.
-    """
-    return StoredLevels(store).views(base, level)
-
-
 @dataclass(frozen=True)
 class _Known:
     """The state that the next look continues from: the tails of all regions, replayed for the shape and routing of
@@ -61,6 +54,11 @@ class _Known:
     base: BaseTable
     tails: dict[UUID, _Tail]
     views: list[RegionView]
+
+    def goes_on(self, base: BaseTable) -> bool:
+        """Return whether `base` would replay the same rows per region as the own base version did."""
+        same = base.shape == self.base.shape and base.routing_version == self.base.routing_version
+        return same and all(region in self.tails for region in base.regions)
 
 
 class StoredLevels:
@@ -92,7 +90,7 @@ class StoredLevels:
         with self._turn:
             known, self._known = self._known, None  # after an error the next capture is from scratch
             shared = self._begun > arrived  # a look by another thread that began after this call
-            if known is None or not _goes_on(known, base):
+            if known is None or not known.goes_on(base):
                 self._begun += 1
                 known = self._captured(base)
             elif not shared:
@@ -125,14 +123,6 @@ class StoredLevels:
         list(each(_Tail.look, routed, self._at_once))
         views, routing = (tail.view for tail in known.tails.values()), known.base.routing_version
         return replace(known, views=[replace(view, routing=routing) for view in views if view is not None])
-
-
-def _goes_on(known: _Known, base: BaseTable) -> bool:
-    """Return whether the rows replayed for the base version of `known` equal those that `base` would replay, per
-    region.
-    """
-    same = base.shape == known.base.shape and base.routing_version == known.base.routing_version
-    return same and all(region in known.tails for region in base.regions)
 
 
 class _Tail:

@@ -4,7 +4,7 @@ A level above the base table is searched among its visible rows only. The hidden
 base table is asked for more than k rows, and rows whose key a newer level has are dropped. If fewer than k remain, more
 are fetched, at most k plus the number of rows above, which always suffices.
 
-Rows with equal scores are ordered by their key, or without a key by a hash of the returned columns (`api.ties`):
+Rows with equal scores are ordered by their key, or without a key by a hash of the returned columns (`api.ordering`):
 both are the same at every level, so neither a commit nor a restart changes the order. For this purpose a level returns,
 besides its k best rows, the rows that tie with the last of them, out of the first k + 1,000 that it finds.
 """
@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from memwal.ingest.engine.api.ties import in_rank
+from memwal.ingest.engine.api.ordering import in_rank
 
 Scores = npt.NDArray[np.float32]
 Mask = npt.NDArray[np.bool_]
@@ -179,15 +179,12 @@ def merge_arms(
     arms = (closest, by_distance), (fittest, by_score)
     for name, (chosen, places) in zip(names, arms, strict=True):
         scores = [candidates.scores[some] for candidates, some in chosen]
-        values = np.concatenate([np.empty(0, np.float32), *scores])
-        found = found.append_column(name, _nullable(values, np.concatenate(places), rows))
-    return found.take(in_rank(_of_arms(found, names), lambda at: pa.concat_tables(ties).take(at), keyed=keyed))
-
-
-def _of_arms(found: pa.Table, names: tuple[str, str]) -> list[Scores]:
-    """Return the distances and the negated scores of `found`, infinite where they are null."""
+        at, whole, missing = np.concatenate(places), np.zeros(rows, np.float32), np.ones(rows, np.bool_)
+        whole[at], missing[at] = np.concatenate([np.empty(0, np.float32), *scores]), False
+        found = found.append_column(name, pa.array(whole, mask=missing))
     distance, score = (found.column(name) for name in names)
-    return [column.fill_null(np.inf).to_numpy() for column in (distance, pc.negate(score))]
+    ranks = [column.fill_null(np.inf).to_numpy() for column in (distance, pc.negate(score))]
+    return found.take(in_rank(ranks, lambda at: pa.concat_tables(ties).take(at), keyed=keyed))
 
 
 def _places(ids: Ids, more: Ids) -> tuple[Ids, Mask]:
@@ -200,13 +197,6 @@ def _places(ids: Ids, more: Ids) -> tuple[Ids, Mask]:
     here = at.fill_null(0).to_numpy().astype(np.int64)
     here[alone] = len(ids) + np.arange(np.count_nonzero(alone))
     return here, alone
-
-
-def _nullable(values: Scores, at: Ids, rows: int) -> pa.Array:
-    """Return float32[rows] with `values` at the places `at`, null elsewhere."""
-    whole, missing = np.zeros(rows, np.float32), np.ones(rows, np.bool_)
-    whole[at], missing[at] = values, False
-    return pa.array(whole, mask=missing)
 
 
 def _ranked(levels: Sequence[Visible], k: int, *, ascending: bool, keyed: bool) -> tuple[Scores, Ids]:

@@ -1,4 +1,4 @@
-"""Measure the steps of a read's view, for an explanation.
+"""Build the explanation of one read in this process: the moment that it reads, and how each level was searched.
 
 `Reader` creates a `TracedView` in place of a `MergedView` if the caller requested an explanation. It performs the same
 steps and measures them. Without an explanation nothing in this module runs, and no step tests for one.
@@ -6,23 +6,230 @@ steps and measures them. Without an explanation nothing in this module runs, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
+from memwal import flush
+from memwal.flush import BaseTable
+from memwal.ingest.engine.api.explanation import ExplainedLevel, ExplainedPart, ExplainedSearch
 from memwal.ingest.engine.api.ordering import Order, first_rows
 from memwal.ingest.engine.read.base import DISTANCE, BaseReads
 from memwal.ingest.engine.read.base_match import SCORE
-from memwal.ingest.engine.read.beside import Beside
-from memwal.ingest.engine.read.levels import Mask, Stack
-from memwal.ingest.engine.read.merged import MergedView, Positions, Ranking
+from memwal.ingest.engine.read.lance_scans import LanceScan, WatchedDataset
+from memwal.ingest.engine.read.levels import Mask, RegionView, Stack
+from memwal.ingest.engine.read.merged import Fetch, MergedView, Positions, Ranking
 from memwal.ingest.engine.read.top_k import Candidates, Visible, concatenate
-from memwal.ingest.engine.read.tracer import LevelTrace, SearchTrace, Trace
+from memwal.ingest.threads import SideTask
 from memwal.memtable import TOMBSTONE, IndexSpec, Snapshot
 from memwal.memtable.vector.index import Way
+from memwal.wal import Clock
 
+_KIND_FOR = {"vector": "ivf_pq", "text": "fts"}
+_KINDS = {"btree": "B-tree", "ivf_pq": "IVF-PQ", "fts": "text index"}
+_WITHOUT_INDEX = {
+    "key": "the key column of every row read: no B-tree on it",
+    "rows": "every row read",
+    "filter": "every row evaluated: no index serves the filter",
+    "order": "every row sorted",
+    "vector": "every row compared: the index is not built yet",
+    "text": "every row read and indexed in memory: no index serves the query",
+}
+_BESIDE_INDEX = _WITHOUT_INDEX | {
+    "vector": "every row compared: the index named too few",
+    "text": "rows without it read and indexed in memory",
+}
+"""Texts for a scan without an index, if other scans of the same search used one."""
+
+
+@dataclass
+class SearchTrace:
+    """How one level was searched so far. Fields as `ExplainedSearch`.
+
+    `why_exact`: whether `told` explains why no index is used. `timed`: whether its time is being measured.
+    """
+
+    by: str
+    told: dict[str, None] = field(default_factory=dict)
+    indexes: dict[str, None] = field(default_factory=dict)
+    looked_at: int | None = 0
+    unindexed: int = 0
+    found: int = 0
+    hidden: int = 0
+    deleted: int = 0
+    returned: int = 0
+    fetches: int = 0
+    seconds: float = 0.0
+    timed: bool = False
+    scans: list[LanceScan] = field(default_factory=list)
+    why_exact: bool = False
+
+    def explained(self) -> ExplainedSearch:
+        """Return its present state."""
+        counts = {name: getattr(self, name) for name in ("unindexed", "found", "hidden", "deleted", "returned")}
+        return ExplainedSearch(
+            self.by,
+            "; ".join(self.told),
+            tuple(self.indexes),
+            looked_at=self.looked_at,
+            fetches=self.fetches,
+            ms=1e3 * self.seconds,
+            requests=sum(scan.requests for scan in self.scans),
+            bytes_read=sum(scan.bytes_read for scan in self.scans),
+            lance=tuple(scan.plan for scan in self.scans),
+            **counts,
+        )
+
+
+class LevelTrace:
+    """One level and its searches, by the kind of search.
+
+    `before`, `hidden`: seconds and hidden rows that the next search adds to its own.
+    """
+
+    def __init__(self, about: ExplainedLevel) -> None:
+        self.about, self.searches = about, dict[str, SearchTrace]()
+        self.before, self.hidden = 0.0, 0
+
+    def by(self, what: str) -> SearchTrace:
+        """Return the search of kind `what`, the same object each time."""
+        search = self.searches.setdefault(what, SearchTrace(what))
+        search.seconds, self.before = search.seconds + self.before, 0.0
+        search.hidden, self.hidden = search.hidden + self.hidden, 0
+        return search
+
+    def explained(self) -> ExplainedLevel:
+        """Return the level with the present state of its searches."""
+        return replace(self.about, searches=tuple(search.explained() for search in self.searches.values()))
+
+
+class Trace:
+    """Measure one read.
+
+    Thread safety. One thread at a time.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.attempts, self._views = 0, list[RegionView]()
+        self._seconds: dict[Hashable, float] = {}
+        self.levels: dict[int, LevelTrace] = {}
+        self.current = SearchTrace("")
+        """The search in progress."""
+        self.taken: list[SearchTrace] = []
+        """The searches of the parts that an ordered scan merges."""
+
+    @contextmanager
+    def timed(self, search: SearchTrace) -> Iterator[SearchTrace]:
+        """Add the time inside to `search`, without counting nested calls twice, and make it the current search."""
+        outer, search.timed = search.timed, True
+        self.current, began = search, self.clock.monotonic()
+        try:
+            yield search
+        finally:
+            search.timed = outer
+            if not outer:
+                search.seconds += self.clock.monotonic() - began
+
+    # ---- the moment ----------------------------------------------------------------------------------------------
+
+    def captured(self, capture: Callable[[], list[RegionView]]) -> list[RegionView]:
+        """Return the result of `capture`; begins an attempt."""
+        self.attempts, self.levels = self.attempts + 1, {}
+        self._views = self.measured("capture", capture)
+        return self._views
+
+    def measured(self, what: Hashable, call: Callable[[], T]) -> T:
+        """Return the result of `call`; add its time to that of `what`: "capture", "open", or the path of an SST."""
+        began = self.clock.monotonic()
+        result = call()
+        self._seconds[what] = self._seconds.get(what, 0.0) + self.clock.monotonic() - began
+        return result
+
+    def begin(self, base: BaseTable, stacks: tuple[Stack, ...]) -> BaseTable:
+        """Record the levels of the read; return `base` with a dataset that reports Lance's scans to this trace."""
+        self._base = base
+        for view, stack in zip(self._views, stacks, strict=True):
+            for place, level in enumerate(stack.levels):
+                about = self._memtable(view, level) if place < len(view.memtables) else self._sst(view, level)
+                self.levels[id(level)] = LevelTrace(about)
+        fragments = base.dataset.get_fragments()
+        sizes = [file.file_size_bytes or 0 for each in fragments for file in each.metadata.files]
+        self.base = LevelTrace(
+            ExplainedLevel("base", base.dataset.count_rows(), bytes=sum(sizes), fragments=len(fragments))
+        )
+        watched: Any = WatchedDataset(base.dataset, self._scanned)
+        return replace(base, dataset=watched)
+
+    def part(self, ms: float) -> ExplainedPart:
+        """Return the explanation of this process's answer. `ms`: of the whole read."""
+        waiting = {index["name"]: index["rows_waiting"] for index in flush.list_indexes(self._base)}
+        for search in self.base.searches.values():
+            _summarise(search, self.base.about.rows, self._base.indexes, waiting)
+        levels = tuple(level.explained() for level in (*self.levels.values(), self.base))
+        inside = sum(level.load_ms + sum(search.ms for search in level.searches) for level in levels)
+        capture, opened = (1e3 * self._seconds.get(what, 0.0) for what in ("capture", "open"))
+        return ExplainedPart(
+            self._base.uri,
+            self._base.version,
+            tuple(str(view.region) for view in self._views),
+            levels,
+            attempts=self.attempts,
+            capture_ms=capture,
+            open_ms=opened,
+            merge_ms=max(0.0, ms - capture - opened - inside),
+            ms=ms,
+        )
+
+    def _memtable(self, view: RegionView, level: Snapshot) -> ExplainedLevel:
+        region = str(view.region)
+        if view.tail is not None:
+            return ExplainedLevel("wal", level.n, region, positions=view.tail)
+        state = "active" if level.generation == view.active else "frozen"
+        return ExplainedLevel("memtable", level.n, region, level.generation, state)
+
+    def _sst(self, view: RegionView, level: Snapshot) -> ExplainedLevel:
+        sst = next(sst for sst in view.ssts if sst.generation == level.generation)
+        loaded, region, path = self._seconds.get((view.region, sst.path)), str(view.region), sst.path
+        about = ExplainedLevel("sst", level.n, region, sst.generation, "cached", path, sst.in_memory_bytes)
+        return about if loaded is None else replace(about, state="loaded", load_ms=1e3 * loaded)
+
+    def _scanned(self, scan: LanceScan) -> None:
+        """Record a base scan for the current search."""
+        self.current.scans.append(scan)
+
+
+def _summarise(search: SearchTrace, rows: int, specs: Sequence[IndexSpec], waiting: Mapping[str, int]) -> None:
+    """Describe in words how Lance searched the base table.
+
+    `rows`: of the base table. `waiting`: by index, the rows that it does not cover yet.
+    """
+    used = [spec for scan in search.scans for spec in scan.indexes(specs)]
+    search.indexes = dict.fromkeys(spec.name for spec in used)
+    search.unindexed = max((waiting[name] for name in search.indexes), default=0)
+    search.told |= {f"{_KINDS[spec.kind]} {spec.name}": None for spec in used}
+    if search.unindexed:
+        search.told[f"{search.unindexed:,} rows without it read one by one"] = None
+    kind = _KIND_FOR.get(search.by)
+    served = [any(kind in (None, spec.kind) for spec in scan.indexes(specs)) for scan in search.scans]
+    if not search.scans:
+        search.told["counted from metadata"] = None
+    elif not any(served) and not search.why_exact:
+        search.told[_WITHOUT_INDEX[search.by]] = None
+    elif any(served) and not all(served):
+        search.told[_BESIDE_INDEX[search.by]] = None
+    search.looked_at = sum(scan.rows_scanned for scan in search.scans)
+    if any(not scan.counted for scan in search.scans):  # a count, or a scan that was not read to its end
+        search.looked_at = None if used else rows
+    elif search.by == "vector" and any(served):
+        search.looked_at += search.unindexed
+
+
+T = TypeVar("T")
 _KEY_INDEX = "key index"
 _BY = {DISTANCE: "vector", SCORE: "text"}
 WAYS: Mapping[Way, str] = {
@@ -94,7 +301,8 @@ class TracedView(MergedView):
             search.looked_at, columns = level.narrowed(filter, mask)
             mask = super()._passing(stack, place, filter)
         search.found = int(np.count_nonzero(mask))
-        search.indexes |= dict.fromkeys(self._scalar_index(column) for column in columns)
+        names = {spec.column: spec.name for spec in self.specs if spec.kind == "btree"}
+        search.indexes |= dict.fromkeys(names.get(column, "key") for column in columns)
         search.told[f"index of {', '.join(columns)}" if columns else "every row evaluated"] = None
         return mask
 
@@ -164,8 +372,8 @@ class TracedView(MergedView):
                 search.told[WAYS[ranking.exact]], search.why_exact = None, True
         return super().best(k, filter, columns, *rankings)
 
-    def _beside(self, search: Callable[[], Visible]) -> Beside[Visible]:
-        return Beside(search, alone=True)
+    def _beside(self, search: Callable[[], Visible]) -> SideTask[Visible]:
+        return SideTask(search, alone=True)
 
     def _ranked(self, level: Snapshot, k: int, mask: Mask, columns: list[str], ranking: Ranking) -> Candidates:
         search = self._level(level).by(_BY[ranking.score])
@@ -179,14 +387,7 @@ class TracedView(MergedView):
         search.indexes = dict.fromkeys(used)
         return self._counted(search, candidates)
 
-    def _best_of_base(
-        self,
-        k: int,
-        columns: list[str],
-        ranked: Callable[[BaseReads, int, Sequence[str]], pa.Table],
-        score: str | None,
-        spare: int = 1,
-    ) -> Visible:
+    def _best_of_base(self, k: int, columns: list[str], ranked: Fetch, score: str | None, spare: int = 1) -> Visible:
         search = self.trace.base.by("order" if score is None else _BY[score])
 
         def measured(base: BaseReads, n: int, names: Sequence[str]) -> pa.Table:
@@ -206,10 +407,6 @@ class TracedView(MergedView):
 
     def _level(self, level: Snapshot) -> LevelTrace:
         return self.trace.levels[id(level)]
-
-    def _scalar_index(self, column: str) -> str:
-        names = (spec.name for spec in self.specs if spec.kind == "btree" and spec.column == column)
-        return next(names, "key")
 
     def _counted(self, search: SearchTrace, candidates: Candidates) -> Candidates:
         """Count the rows that are taken from `candidates`: those that are among the best of all levels."""

@@ -1,6 +1,6 @@
 """Check and copy the rows that a region accepts, once for all writes of a group.
 
-A caller's thread validates Arrow data (`api.encoding`) and compares schemas (`conform`). The region's thread
+A caller's thread validates Arrow data (`api.arguments`) and compares schemas (`conform`). The region's thread
 concatenates the gathered writes, checks them together and copies them, so a thousand callers of one row each cost one
 check and one copy. If the group fails, each write is checked alone, so only the faulty write is rejected, with its own
 row number.
@@ -32,10 +32,9 @@ import pyarrow as pa
 
 from memwal.flush import BaseTable, FileOptions, InvalidFileOptions, SstFormat
 from memwal.flush.base.shape import Shape
-from memwal.ingest.engine.api.encoding import check_encoding
+from memwal.ingest.engine.api.arguments import check_encoding
 from memwal.ingest.engine.api.missing import keeps
-from memwal.ingest.engine.api.row_checker import RowChecker
-from memwal.ingest.engine.api.rows import Deletes
+from memwal.ingest.engine.api.rows import Deletes, RowChecker
 from memwal.ingest.engine.region.context import RegionContext
 from memwal.ingest.engine.region.write_queue import Write
 from memwal.memtable import TOMBSTONE, Checked, InvalidRows, emptied, row_schema

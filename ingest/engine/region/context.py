@@ -6,19 +6,62 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal
 from uuid import UUID
 
 import pyarrow as pa
 
 from memwal import wal
-from memwal.flush import SstFormat, WriteRules
+from memwal.flush import BaseTable, SstFormat, WriteRules
 from memwal.flush.base.shape import Shape
 from memwal.flush.resizing.applied_maps import RouteInto
 from memwal.ingest.engine.read.levels import RegionView
 from memwal.ingest.engine.region.counters import Meters
-from memwal.ingest.engine.region.vector_models import VectorModels
-from memwal.memtable import IndexSpec, MemTable
+from memwal.memtable import IndexSpec, MemTable, VectorModel, row_schema
+from memwal.wal.panics import as_exception
+
+_LOG = logging.getLogger("memwal.models")
+
+
+class VectorModels:
+    """The newest trained models of the base table's vector indexes that this process has read, by column.
+
+    They are read when the table is opened and after a commit, operations that read storage anyway; new memtables get
+    them from memory. A memtable keeps the model it began with. Without a readable model it trains on its own rows.
+    Thread safety. `current` from any thread, without access to storage; `read` from one thread at a time.
+    """
+
+    def __init__(self) -> None:
+        self._current: Mapping[str, VectorModel] = {}
+        self._read_from: tuple[tuple[str, ...], frozenset[str]] = ((), frozenset())
+
+    def current(self) -> Mapping[str, VectorModel]:
+        """Return the models by column; a column whose index the base table has not built is missing."""
+        return self._current
+
+    def read(self, base: BaseTable) -> None:
+        """Read the models of `base` if its vector indexes changed since the last call.
+
+        Never raises, because memtables work without a model. A failure is logged, and the models stay unchanged.
+        """
+        wanted = {spec.name for spec in base.indexes if spec.kind == "ivf_pq"}
+        if not wanted:
+            return
+        try:
+            built = [index for index in base.dataset.describe_indices() if index.name in wanted]
+            columns = tuple(sorted(spec.column for spec in base.indexes if spec.kind == "ivf_pq"))
+            read_from = (columns, frozenset(str(segment.uuid) for index in built for segment in index.segments))
+            if read_from == self._read_from:
+                return
+            models = base.vector_models()
+            # raises if the models do not fit
+            MemTable(row_schema(base.schema, base.key), base.key, base.indexes, 0, models=models)
+        except BaseException as error:  # noqa: BLE001 - memtables then train their own models
+            reason = as_exception(error)
+            _LOG.warning("%s: cannot read the models of its vector indexes: %s", base.uri, reason)
+            return
+        self._current, self._read_from = models, read_from
+
 
 IndexMode = Literal["sync", "async"]
 """When rows enter the vector and text indexes: before their write is acknowledged, or after. Reads find them in both.
@@ -27,30 +70,21 @@ OnReplay = Callable[[UUID, str, int, int], None]
 """Callback while a region is opened: region, "reading" or "applying", entries done, entries in total."""
 
 
-class Find(Protocol):
-    """Look stored rows up. Thread safety. Any thread."""
+Find = Callable[[RegionView, pa.Table, Sequence[str], Shape | None, int | None], pa.Table]
+"""`find(view, keys, columns, shape, above)` returns the live rows of `keys` (distinct) with the columns of a shape.
 
-    def __call__(
-        self, view: RegionView, keys: pa.Table, columns: Sequence[str], shape: Shape | None, above: int | None = None
-    ) -> pa.Table:
-        """Return the live rows of `keys` (distinct), with the given columns of a shape.
+Searches the levels of a region's view and the newest base table. If the last column is `_tombstone`, tombstones are
+returned too. `above`: None, or search only the levels above the base table, which must have this version. An expired
+row counts as absent: it is returned as a tombstone without values if the last column is `_tombstone`, and left out
+otherwise. Called from any thread.
+Raises: CaptureOvertaken for a view that a commit overtook; Reshaped if the base table has another shape; BaseChanged if
+it has another version than `above`; errors of reading storage.
+"""
 
-        Searches the levels of a region's view and the newest base table. If the last column is `_tombstone`, tombstones
-        are returned too. `above`: search only the levels above the base table, which must have this version. An expired
-        row counts as absent: it is returned as a tombstone without values if the last column is `_tombstone`, and left
-        out otherwise.
-        Raises: CaptureOvertaken for a view that a commit overtook; Reshaped if the base table has another shape;
-        BaseChanged if it has another version than `above`; errors of reading storage.
-        """
-        ...
-
-
-class Keep(Protocol):
-    """Keep flushed memtables for readers. Thread safety. Any thread."""
-
-    def __call__(self, region: UUID, sst: wal.SsTable, memtable: MemTable, shape: Shape | None) -> None:
-        """Take over the memtable of `shape` that was flushed as `sst`; called before readers see the SST."""
-        ...
+Keep = Callable[[UUID, wal.SsTable, MemTable, Shape | None], None]
+"""Takes over the memtable of a shape that was flushed as an SST of a region, so that readers need not load it. Called
+from any thread, before readers see the SST.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,11 +20,22 @@ The core promises, whatever storage answers:
    holds the reason and never changes.
 9. A read that begins after any owner acknowledged a write sees that write, or fails (`wal.lease`): before it takes a
    view, a read takes a ticket of `lease` and calls `prove` if the lease does not cover the ticket.
+
+When a generation ends, its memtable is frozen, its last row is durable, and an empty memtable replaces it. Generations
+in the log never decrease, also across claims. A generation ends:
+
+1. between two groups of writes, at a limit of bytes, rows, age or WAL entries (`keep_limits`);
+2. before a group that would exceed the maximum size of a generation in the log (arrow format only);
+3. on request: a flush, or a change of the table's columns;
+4. in a replay, where the next entry has a higher generation, and where the replayed rows fill a memtable.
+
+Entries without rows (notes that carry only the applied map) belong to no generation. When the log contains only such
+entries, `replay_after` moves past them without an SST.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
@@ -39,20 +50,22 @@ from memwal import wal
 from memwal.ingest import tracing
 from memwal.ingest.engine.api.tokens import Applied
 from memwal.ingest.engine.read.levels import RegionView
-from memwal.ingest.engine.region.backlog import Backlog
 from memwal.ingest.engine.region.context import RegionContext
-from memwal.ingest.engine.region.generations import RegionGenerations
 from memwal.ingest.engine.region.groups import Repeats, WriteGroup, WriteGroups
+from memwal.ingest.engine.region.indexes import RegionIndexes
 from memwal.ingest.engine.region.log import NOTHING_WRITTEN, Beside, RegionLog
-from memwal.ingest.engine.region.state import RegionLevels
+from memwal.ingest.engine.region.state import Backlog, RegionLevels, RowAges
 from memwal.ingest.engine.region.write_queue import Write
-from memwal.memtable import MemTable
+from memwal.memtable import Checked
 
 NOT_ENCODED = (pa.ArrowException, ValueError, TypeError, RuntimeError)
 """Failures to encode rows, before the entry's slot is touched. The callers get them; the region continues."""
 
 RETRY_FLUSH = (*NOTHING_WRITTEN, wal.OutcomeUnknown, flush_package.SstInvalid, OSError)
 """Failures of a flush that leave the region unchanged: call `publish_next` again; later generations wait."""
+
+_TOGETHER, _TOGETHER_BYTES = 100, 1 << 20
+"""Entries, and bytes of their rows, that a replay applies at once: applying one row takes as long as applying many."""
 
 _BRIEFLY = wal.WalOptions(put_timeout=1.0, retry_budget=1.0)
 """Limits of the last manifest edit of `release`, which nothing depends on."""
@@ -97,7 +110,14 @@ class RegionCore:
         self._sentinel = claim.next_position - 1
         self._log = RegionLog(context, region, claim, self.lease, beside)
         self.levels = RegionLevels(region, claim.manifest, context)
-        self._generations = RegionGenerations(context, region, claim, self.levels, self._log, self._manifests)
+        self._active_since, self._ages = context.clock.monotonic(), RowAges(context.clock)
+        self._frozen_to = claim.manifest.replay_after
+        """WAL position whose row and all earlier ones are frozen or in an SST."""
+        self._indexes = RegionIndexes(region, self.levels, context.log)
+        self._index_at_once = False  # not while the log is replayed
+        self._replay(claim.entries)
+        self._index_at_once = context.index_at_once
+        self._index()
         self._repeats = Repeats(claim.applied)
         self._groups = WriteGroups(context, self._repeats, self.levels.view)
         self._ending, self._ending_flush = _Ending(self, NOTHING_WRITTEN), _Ending(self, RETRY_FLUSH)
@@ -145,12 +165,12 @@ class RegionCore:
 
     def unflushed_entries(self, behind: int = 0) -> int:
         """Return the number of WAL entries above position `behind` that the next claim must replay."""
-        return self._generations.unflushed_entries(behind)
+        return max(0, self._log.position - max(behind, self.levels.manifest.replay_after))
 
     @property
     def unindexed(self) -> int:
         """Number of memtable rows that wait for the indexing party."""
-        return self._generations.indexes.waiting()
+        return self._indexes.waiting()
 
     def view(self) -> RegionView:
         """Return the current levels above the base table. Raises: the error that ended this region."""
@@ -175,7 +195,7 @@ class RegionCore:
         except wal.Fenced as error:
             self.end(error)
             raise
-        self._generations.forget_committed(manifest)
+        self._ages.forget_below(min((sst.generation for sst in manifest.ssts), default=manifest.current_generation))
 
     @property
     def alone(self) -> bool:
@@ -211,7 +231,10 @@ class RegionCore:
         """Return the rows that are not in the base table, as of the last `refresh`, which detects commits of other
         processes.
         """
-        return self._generations.waiting()
+        memtables, ssts = self.levels.memtables(), self.levels.manifest.ssts
+        unflushed = [table.generation for table in memtables if table.rows]
+        age = self._ages.oldest([*unflushed, *(sst.generation for sst in ssts)])
+        return Backlog(len(ssts), sum(sst.in_memory_bytes or 0 for sst in ssts), age, self._ages.oldest(unflushed))
 
     def status(self) -> dict[str, Any]:
         """Return this region's part of `Table.status()`; generations and positions as in the region manifest."""
@@ -257,11 +280,26 @@ class RegionCore:
         Raises: StoreUnavailable or StoreRefused, then call it again later; the error that ended the region.
         """
         with self._ending:
-            self._generations.keep_limits()
+            now, limits, log = self._context.clock.monotonic(), self._context.limits, self._log
+            if log.finished:
+                log.finish()
+            if log.lingers_since is not None and now - log.lingers_since >= limits.linger_max:
+                log.append_beside(self.levels.active.generation)
+            many = log.position - self._frozen_to >= limits.entries_max
+            if self._full() or many or (self.levels.active.rows and now - self._active_since >= limits.age_max):
+                self._freeze()
+            if many and log.position - self._frozen_to >= limits.entries_max:
+                self._pass_over_notes()
 
     def next_duty(self) -> float | None:
         """Return the seconds until `keep_limits` has work; None if no row lingers or is in the memtable."""
-        return self._generations.next_duty()
+        now, limits = self._context.clock.monotonic(), self._context.limits
+        due = []
+        if self._log.lingers_since is not None:
+            due.append(self._log.lingers_since + limits.linger_max - now)
+        if self.levels.active.rows:
+            due.append(self._active_since + limits.age_max - now)
+        return max(0.0, min(due)) if due else None
 
     def freeze(self) -> int:
         """Freeze the active memtable, durable to its last row; return the generation that is active afterwards.
@@ -269,7 +307,7 @@ class RegionCore:
         Raises: as `keep_limits`.
         """
         with self._ending:
-            self._generations.freeze()
+            self._freeze()
             return self.levels.active.generation
 
     def reshape(self, context: RegionContext) -> int:
@@ -280,8 +318,10 @@ class RegionCore:
         """
         with self._ending:
             if context.shape != self._context.shape:
-                self._generations.reshape(context)
-                self._context = context
+                self._freeze()
+                self._log.recode(context.codec)
+                self.levels.reshape(context)
+                self._context, self._index_at_once = context, context.index_at_once
                 self._groups = WriteGroups(context, self._repeats, self.levels.view)
             return self.levels.last_unlike(self._context)
 
@@ -331,7 +371,9 @@ class RegionCore:
                 return False
             context = frozen.context  # the context of its rows: the table may have other columns by now
             memtable = frozen.memtable
-            with self._span_of_flush(memtable) if tracing.on else tracing.OFF:
+            told: dict[str, Any] = {"generation": memtable.generation, "rows": memtable.rows, "bytes": memtable.bytes}
+            span = tracing.span("memwal.region.flush", region=str(self.region), **told) if tracing.on else tracing.OFF
+            with span:
                 manifest = flush_package.flush(
                     context.store,
                     self._manifests,
@@ -346,7 +388,7 @@ class RegionCore:
             published = next((sst for sst in manifest.ssts if sst.generation == memtable.generation), None)
             if context.keep is not None and published is not None:
                 context.keep(self.region, published, memtable, context.shape)
-                self._generations.indexes.go_on(memtable)
+                self._indexes.go_on(memtable)
             self.levels.published(manifest)
             return True
 
@@ -354,7 +396,104 @@ class RegionCore:
 
     def index_step(self) -> bool:
         """Move one block of waiting rows into the indexes; return False if none waits or the region ended."""
-        return not self.levels.ended and self._generations.indexes.step()
+        return not self.levels.ended and self._indexes.step()
+
+    # ---- generations ---------------------------------------------------------------------------------------------
+
+    def _keep_small(self, checked: Checked | None) -> None:
+        """Freeze first if the active generation plus `checked` exceeds the limits of one generation of the log.
+
+        Raises: the errors of an append.
+        """
+        limits = self._context.limits
+        if checked is None or limits.generation_rows is None or limits.generation_entries is None:
+            return
+        entries = self._log.position_then - self._frozen_to
+        parts = 1 + checked.size // limits.entry_size_max
+        rows = self.levels.active.rows + checked.num_rows
+        if rows > limits.generation_rows or entries + parts > limits.generation_entries:
+            self._freeze()
+
+    def _freeze(self, covers: int | None = None) -> None:
+        """Swap in an empty memtable; the full one, durable to its last row, waits for the flusher.
+
+        `covers`: WAL position of its last row, None for the newest. Raises: the errors of an append.
+        """
+        self._log.append_lingering(self.levels.active.generation)
+        if self.levels.active.rows:
+            self._frozen_to = self._log.position if covers is None else covers
+            self.levels.freeze(self._frozen_to)
+            self._index()
+
+    def _apply(self, rows: pa.Table | Checked) -> None:
+        if not rows.num_rows:
+            return
+        if not self.levels.active.rows:
+            self._active_since = self._context.clock.monotonic()
+            self._ages.began(self.levels.active.generation)
+        active = self.levels.active
+        active.apply(rows) if isinstance(rows, Checked) else active.restore(rows)
+        self.levels.applied()
+
+    def _index(self) -> None:
+        if self._index_at_once:
+            while self._indexes.step():
+                pass
+
+    def _replay(self, entries: Sequence[wal.Entry]) -> None:
+        covers = done = 0
+        # ShardWriter skips entries of a generation below the manifest's. If it may own the region next (arrow format),
+        # a generation of the log must be published completely or not at all.
+        limited = self._context.limits.generation_rows is not None
+        for run in self._runs(entries):
+            if run[0].header.generation > self.levels.active.generation:
+                # Freeze where the original writer froze: generations in a log never decrease, also across claims.
+                self._freeze(covers=covers)
+            last, done = run[-1], done + len(run)
+            covers = last.position
+            self._apply(pa.concat_tables(entry.rows for entry in run))
+            closed = last.header.part is None or last.header.part.closes
+            if closed and self._full() and not limited:
+                self._freeze(covers=covers)
+            self._context.replayed(self.region, "applying", done, len(entries))
+
+    def _runs(self, entries: Sequence[wal.Entry]) -> Iterator[Sequence[wal.Entry]]:
+        """Yield runs of consecutive entries of one generation, short enough that no memtable becomes much too large."""
+        size_max, rows_max = min(_TOGETHER_BYTES, self._context.limits.size_max), self._context.limits.rows_max
+        run, rows, size = list[wal.Entry](), 0, 0
+        for entry in entries:
+            other = bool(run) and entry.header.generation != run[-1].header.generation
+            if other or len(run) >= _TOGETHER or rows >= rows_max or size >= size_max:
+                yield run
+                run, rows, size = [], 0, 0
+            run.append(entry)
+            rows, size = rows + entry.rows.num_rows, size + entry.rows.nbytes
+        if run:
+            yield run
+
+    def _full(self) -> bool:
+        limits = self._context.limits
+        return self.levels.active_bytes >= limits.size_max or self.levels.active.rows >= limits.rows_max
+
+    def _pass_over_notes(self) -> None:
+        """Move `replay_after` if all later entries are notes without rows, which no SST will cover.
+
+        In that case no memtable, active or frozen, has rows, so every row up to the newest entry is in an SST.
+        """
+        position = self._log.position
+        if self.levels.active.rows or self.levels.oldest_frozen() is not None or self._log.lingers:
+            return
+
+        def passed(current: wal.RegionManifest) -> wal.RegionManifest:
+            return replace(
+                current,
+                replay_after=max(current.replay_after, position),
+                last_seen=max(current.last_seen, position),
+            )
+
+        with suppress(wal.OutcomeUnknown):  # the edit may have been applied, or is made again
+            self.levels.adopt(self._manifests.edit(self.guard, passed))
+            self._frozen_to = position
 
     # ---- inside --------------------------------------------------------------------------------------------------
 
@@ -363,7 +502,7 @@ class RegionCore:
         position = 0
         self._wait_for_others()
         try:
-            self._generations.keep_small(group.rows)
+            self._keep_small(group.rows)
             if group.durable:
                 generation = self.levels.active.generation
                 with self._steps("memwal.region.append", group) if tracing.on else tracing.OFF:
@@ -377,7 +516,8 @@ class RegionCore:
             self._log.linger(group.rows, group.applied)
         if group.rows is not None:
             with self._steps("memwal.region.apply", group) if tracing.on else tracing.OFF:
-                self._generations.apply(group.rows)
+                self._apply(group.rows)
+                self._index()
         group.acknowledge(position)
 
     def _steps(self, name: str, group: WriteGroup) -> AbstractContextManager[None]:
@@ -385,10 +525,6 @@ class RegionCore:
         rows, size = (0, 0) if group.rows is None else (group.rows.num_rows, group.rows.size)
         told: dict[str, Any] = {"region": str(self.region), "rows": rows, "bytes": size, "writes": len(group.writes)}
         return tracing.steps(name, (write.trace for write in group.writes), **told)
-
-    def _span_of_flush(self, memtable: MemTable) -> AbstractContextManager[Any]:
-        told: dict[str, Any] = {"generation": memtable.generation, "rows": memtable.rows, "bytes": memtable.bytes}
-        return tracing.span("memwal.region.flush", region=str(self.region), **told)
 
     def _wait_for_others(self) -> None:
         """Wait until no older owner answers reads, which would miss the rows written here; see `wal.lease`."""

@@ -13,10 +13,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 from uuid import UUID
 
 from memwal.flush import CommitReport
+from memwal.ingest.engine.api.tokens import Ack
 from memwal.ingest.errors import classify
 from memwal.wal import Clock
 
@@ -69,22 +70,6 @@ class Histogram:
         return cumulative
 
 
-class Answer(Protocol):
-    """A region's answer to one write; see `write_queue.Ack`."""
-
-    @property
-    def rows(self) -> int: ...
-
-    @property
-    def applied(self) -> bool: ...
-
-    @property
-    def skipped(self) -> int: ...
-
-    @property
-    def repeated(self) -> int: ...
-
-
 Step = Literal["append", "flush", "commit", "claim", "fence", "poison"]
 """Steps of a region that can fail: an append to the log, a flush, a commit of its SSTs, a claim; and the end of a
 claim by a newer writer, or by a storage failure."""
@@ -131,7 +116,7 @@ class RegionMeter:
         last = {step: error for step, error in self.last_errors.items() if error is not None}
         return {step: {"at": error.at, "error": error.text} for step, error in last.items()}
 
-    def served(self, seconds: float, answers: Sequence[tuple[Answer, int]], failed: int) -> None:
+    def served(self, seconds: float, answers: Sequence[tuple[Ack, int]], failed: int) -> None:
         """Count a group of writes that was answered `seconds` after the arrival of its oldest write.
 
         `answers`: for each write its answer, and the number of its rows that delete. `failed`: number of writes with

@@ -10,7 +10,7 @@ the writes that have gathered:
 3. The rows of the other writes are checked and copied together (`region.admission`). If they depend on stored
    rows, by the table's rules or because they lack columns, they are completed to whole rows (`region.resolve`).
    A delete with a condition is a group by itself: its keys are narrowed to those whose newest row passes
-   (`region.conditions`). If writes depend on stored rows, a write with expired rows is also a group by itself,
+   (`Conditions`). If writes depend on stored rows, a write with expired rows is also a group by itself,
    because its keys have no row for the writes after it.
 4. If step 3 rejects some writes, they get their error, and the others start again at step 2: their result may depend on
    rows of a rejected write.
@@ -23,13 +23,11 @@ from dataclasses import dataclass
 
 from memwal.flush.resizing.applied_maps import exceptions_by_producer, left_over, settle
 from memwal.ingest.engine.api.rows import size_bound
-from memwal.ingest.engine.api.tokens import Token
+from memwal.ingest.engine.api.tokens import Ack, Token
 from memwal.ingest.engine.region.admission import Admission, fitted
-from memwal.ingest.engine.region.conditions import Conditions
 from memwal.ingest.engine.region.context import RegionContext
-from memwal.ingest.engine.region.resolve import Refused, Resolver
-from memwal.ingest.engine.region.stored_rows import View
-from memwal.ingest.engine.region.write_queue import Ack, Write
+from memwal.ingest.engine.region.resolve import Conditions, Refused, Resolver, View
+from memwal.ingest.engine.region.write_queue import Write
 from memwal.ingest.errors import Invalid
 from memwal.memtable import Checked
 from memwal.wal.applied import NAMES_MAX, AppliedMap

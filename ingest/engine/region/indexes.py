@@ -48,7 +48,9 @@ class RegionIndexes:
                 continue
             if not self._more(table) and generation not in self._failed:
                 self._done[generation] = state
-                self._forget_published()
+                oldest = min(memtable.generation for memtable in self._levels.memtables())
+                self._done = {number: state for number, state in self._done.items() if number >= oldest}
+                self._failed = {number for number in self._failed if number >= oldest}
             self._levels.measure()
             return True
         while self._flushed:
@@ -68,20 +70,8 @@ class RegionIndexes:
         try:
             return table.index_step()
         except BaseException as error:  # noqa: BLE001 - reads find the rows without the index
-            self._give_up(table, as_exception(error))
+            self._failed.add(table.generation)
+            reason = as_exception(error)
+            text = "region %s: generation %d is not indexed any further, searches look at each of its rows: %s: %s"
+            self._log.warning(text, self._region, table.generation, type(reason).__name__, reason)
             return False
-
-    def _give_up(self, table: MemTable, error: Exception) -> None:
-        self._failed.add(table.generation)
-        self._log.warning(
-            "region %s: generation %d is not indexed any further, searches look at each of its rows: %s: %s",
-            self._region,
-            table.generation,
-            type(error).__name__,
-            error,
-        )
-
-    def _forget_published(self) -> None:
-        oldest = min(table.generation for table in self._levels.memtables())
-        self._done = {generation: state for generation, state in self._done.items() if generation >= oldest}
-        self._failed = {generation for generation in self._failed if generation >= oldest}

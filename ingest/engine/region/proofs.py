@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 
 from memwal import wal
@@ -57,12 +57,5 @@ class Proofs:
                 raise
 
     def _renew(self) -> None:
-        with self._proving:
-            if self._core.lease.fresh:
-                return
-            try:
-                self._core.prove()
-            except wal.Fenced as error:
-                self._fenced(self._core.failure or error)
-            except wal.WalError:
-                return  # the next read that needs the proof raises this error
+        with suppress(wal.WalError):  # the next read that needs the proof raises this error
+            self._prove(lambda _: self._core.lease.fresh, 0)

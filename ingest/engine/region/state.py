@@ -3,11 +3,14 @@
 Four parties share them: callers take views and wait, the region's thread applies and freezes, the flusher's thread
 publishes, the indexer's thread indexes the memtables. Each change that a view shows is one assignment under one lock,
 so a view never misses a row and never shows a partial change.
+
+`Backlog` tells how long a region's rows have waited for the base table, and how many bytes wait.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -18,11 +21,77 @@ from memwal.flush import FlushAttempts
 from memwal.flush.base.shape import Shape
 from memwal.ingest.engine.read.levels import RegionView
 from memwal.ingest.engine.region.context import Limits, RegionContext
+from memwal.ingest.engine.region.counters import Step
 from memwal.ingest.errors import BUSY, FLUSH_FAILING, Unavailable
 from memwal.memtable import MemTable
+from memwal.wal import Clock
 
 State = Literal["serving", "flush_failing", "fenced", "poisoned"]
 """The state of a region: serving; serving while flushes fail; ended by a newer writer; ended by a storage failure."""
+
+
+class RowAges:
+    """The time at which the first row of each generation was applied.
+
+    Thread safety. `began` from the region's thread, the rest from any thread.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._opened = clock.monotonic()
+        self._since: dict[int, float] = {}
+
+    def began(self, generation: int) -> None:
+        """Record that the first row of a generation is applied now."""
+        self._since[generation] = self._clock.monotonic()
+
+    def forget_below(self, generation: int) -> None:
+        """Forget all generations below `generation`: they are in the base table."""
+        for committed in [known for known in list(self._since) if known < generation]:
+            self._since.pop(committed, None)
+
+    def oldest(self, generations: Iterable[int]) -> float | None:
+        """Return the age of the oldest row of `generations` in seconds, None if `generations` is empty.
+
+        A generation that an earlier owner wrote counts from the time at which the region was opened.
+        """
+        since = min((self._since.get(generation, self._opened) for generation in generations), default=None)
+        return None if since is None else self._clock.monotonic() - since
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """The rows of one region that are not in the base table. Ages in seconds, sizes in bytes."""
+
+    ssts: int
+    size: int
+    """Total size of the SSTs."""
+    age: float | None
+    """Age of the oldest row in an SST or memtable; None if no row waits."""
+    unflushed: float | None = None
+    """Age of the oldest row in a memtable; None if the memtables are empty."""
+
+    @staticmethod
+    def of_all(regions: Sequence[Backlog]) -> Backlog:
+        """Return the combined backlog of several regions: the largest number of SSTs, the sum of bytes, the oldest
+        rows.
+        """
+        ages = [region.age for region in regions if region.age is not None]
+        unflushed = [region.unflushed for region in regions if region.unflushed is not None]
+        return Backlog(
+            max((region.ssts for region in regions), default=0),
+            sum(region.size for region in regions),
+            max(ages, default=None),
+            max(unflushed, default=None),
+        )
+
+
+def ssts_status(manifest: wal.RegionManifest) -> list[dict[str, Any]]:
+    """Return the SSTs of a manifest as the status of a region reports them."""
+    return [
+        {"generation": sst.generation, "path": sst.path, "rows": sst.physical_rows, "bytes": sst.in_memory_bytes}
+        for sst in manifest.ssts
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +198,13 @@ class RegionLevels:
         with self._changed:
             if self.failure is None:
                 self.failure = error
-                fenced = isinstance(error, wal.Fenced)
-                self._meter.failed(fenced=fenced)
-                self._meter.erred("fence" if fenced else "poison", error, self._context.clock.now())
-                self._ended(error)
+                step: Step = "fence" if isinstance(error, wal.Fenced) else "poison"
+                self._meter.failed(fenced=step == "fence")
+                self._meter.erred(step, error, self._context.clock.now())
+                fields: dict[str, Any] = {"event": step, "region": str(self._region)}
+                if isinstance(error, wal.Fenced):
+                    fields |= {"epoch": error.ours, "by": error.theirs}
+                self._context.log.info("%s", error, extra=fields)
             self._changed.notify_all()
             self._fresh.set()
             return self.failure
@@ -178,15 +250,7 @@ class RegionLevels:
                 "state": self._state(),
                 "failure": None if self.failure is None else str(self.failure),
                 "flush_error": None if self._flush_error is None else str(self._flush_error),
-                "ssts": [
-                    {
-                        "generation": sst.generation,
-                        "path": sst.path,
-                        "rows": sst.physical_rows,
-                        "bytes": sst.in_memory_bytes,
-                    }
-                    for sst in self.manifest.ssts
-                ],
+                "ssts": ssts_status(self.manifest),
             }
 
     # ---- the region's thread -------------------------------------------------------------------------------------
@@ -285,13 +349,6 @@ class RegionLevels:
             if shape is not None and not any(shape is other for other in shapes):
                 shapes.append(shape)
         return tuple(shapes)
-
-    def _ended(self, error: BaseException) -> None:
-        fenced = isinstance(error, wal.Fenced)
-        fields: dict[str, Any] = {"event": "fence" if fenced else "poison", "region": str(self._region)}
-        if isinstance(error, wal.Fenced):
-            fields |= {"epoch": error.ours, "by": error.theirs}
-        self._context.log.info("%s", error, extra=fields)
 
     def _state(self) -> State:
         if self.failure is not None:

@@ -7,14 +7,22 @@ and appends them as one entry. No caller waits for a timer.
 Callers that were answered together submit their next writes in close succession, because each needs the interpreter
 lock for a moment. A thread that took only the first of them would append two entries instead of one. It therefore
 yields as long as more writes arrive and fewer are queued than the last time.
+
+Where storage charges for each request, `PacedQueue` limits how often a region writes entries. With
+`wal.entry_interval`, durable writes wait in the queue until the interval since the last ones were taken has
+passed, and then share one entry. The first write after a pause is taken at once. Waiting writes are taken early when
+they fill an entry, when an item that does not wait arrives after them (a non-durable write, a piece of a delete by
+filter, a freeze, a durable read), or when the queue is closed. A write whose caller waits for less than the interval is
+withdrawn by its caller.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +30,8 @@ import pyarrow as pa
 
 from memwal.flush.base.shape import Shape
 from memwal.ingest.engine.api.deletes import Where
-from memwal.ingest.engine.api.rows import Deletes
-from memwal.ingest.engine.api.tokens import RegionCounts, Token
-from memwal.ingest.engine.read.levels import RegionView
+from memwal.ingest.engine.api.rows import Deletes, size_bound
+from memwal.ingest.engine.api.tokens import Ack, Token
 from memwal.ingest.engine.region.context import RegionContext
 from memwal.wal import Clock
 
@@ -82,29 +89,6 @@ class Pending(Generic[T]):
         if error is not None:
             raise error
         return self._value  # type: ignore[return-value]  # the answer is set and is not an error
-
-
-@dataclass(frozen=True, slots=True)
-class Ack:
-    """A region's answer to a write of `rows` rows.
-
-    `applied`: whether this call applied them (False: the token was applied before). `position`: the WAL position that
-    made them durable (0: not durable yet). `skipped`: rows left out, because upsert = "insert" keeps the stored row of
-    their key, or the stored row has a higher version. `newest`: if the token was applied before, the highest applied
-    sequence of its producer. `repeated`: rows that this call did not apply, because the token was applied before.
-    """
-
-    rows: int
-    applied: bool
-    position: int
-    skipped: int = 0
-    newest: int | None = None
-    repeated: int = 0
-
-    @property
-    def counts(self) -> RegionCounts:
-        """The numbers of rows applied, repeated and skipped."""
-        return RegionCounts(self.rows - self.repeated - self.skipped, self.repeated, self.skipped)
 
 
 @dataclass(slots=True, eq=False)
@@ -166,35 +150,15 @@ class Write:
 
 
 @dataclass(slots=True)
-class Freeze:
-    """A request to freeze the memtable after everything queued before it.
+class Request(Generic[T]):
+    """A call that the region's thread makes after everything queued before it, such as a freeze. `done`: its result."""
 
-    `done`: the generation that is active then; everything queued before is in an older one.
-    """
-
-    done: Pending[int] = field(default_factory=Pending)
+    call: Callable[[], T]
+    done: Pending[T] = field(default_factory=Pending)
 
 
-@dataclass(slots=True)
-class DurableView:
-    """A request to append lingering rows and to capture the levels at that moment."""
-
-    done: Pending[RegionView] = field(default_factory=Pending)
-
-
-@dataclass(slots=True)
-class Reshape:
-    """A request to accept rows of another shape, starting with the next queued item.
-
-    `done`: the newest generation that waits to be flushed in an older shape, or 0.
-    """
-
-    context: RegionContext
-    done: Pending[int] = field(default_factory=Pending)
-
-
-Item = Write | Freeze | DurableView | Reshape
-"""A request to a region's thread."""
+Item = Write | Request[Any]
+"""Work for a region's thread."""
 
 
 class WriteQueue:
@@ -298,3 +262,68 @@ class WriteQueue:
         with self._lock:
             self._closed, self._broken = True, self._broken or error
         self._wake_taker()
+
+
+class PacedQueue(WriteQueue):
+    """Release durable writes once per `interval` seconds. Thread safety and invariants. As `WriteQueue`."""
+
+    def __init__(self, clock: Clock, interval: float, size_max: int) -> None:
+        """`size_max`: bytes of queued rows that end the interval early."""
+        super().__init__(clock)
+        self._interval, self._size_max = interval, size_max
+        self._not_before = clock.monotonic()
+        self._bytes = 0
+        self._hurry = False
+        """Whether the queue has an item that does not wait."""
+
+    def submit(self, item: Item) -> None:
+        """Queue an item. Raises: the error that broke the region."""
+        more = size_bound(item.rows) if isinstance(item, Write) else 0
+        with self._lock:  # one critical section: a `take` between the statements would lose `_hurry`
+            self._append(item)
+            self._bytes += more
+            self._hurry = self._hurry or not _waits(item) or self._bytes >= self._size_max
+        self._wake_taker()
+
+    def take(self, timeout: float | None) -> list[Item] | None:
+        """Return as `WriteQueue.take`; return no items if `timeout` ends or a nudge arrives while writes wait for the
+        interval.
+        """
+        until = None if timeout is None else self._clock.monotonic() + timeout
+        self._served = []
+        self._wait(timeout)
+        if not self._due(until):
+            return []
+        with self._lock:
+            self._bytes, self._hurry = 0, False
+            if any(_waits(item) and not item.withdrawn for item in self._writes if isinstance(item, Write)):
+                self._not_before = self._clock.monotonic() + self._interval
+        return super().take(0.0)
+
+    def _due(self, until: float | None) -> bool:
+        """Wait until the queued items may be taken; return False if `until` (monotonic s) or a nudge comes first."""
+        while True:
+            now = self._clock.monotonic()
+            with self._lock:
+                queued = len(self._writes)
+                if not queued or self._hurry or self._closed or now >= self._not_before:
+                    return True
+                if self._nudged:
+                    self._nudged = False
+                    return False
+            if until is not None and now >= until:
+                return False
+            self._wait(self._not_before - now if until is None else min(self._not_before, until) - now, beyond=queued)
+
+
+def _waits(item: Item) -> bool:
+    """Return whether an item waits for the interval; the consecutive pieces of a delete by filter do not."""
+    return isinstance(item, Write) and item.durable and item.where is None
+
+
+def queue_of(context: RegionContext) -> WriteQueue:
+    """Return the queue of a region."""
+    limits = context.limits
+    if not limits.entry_interval:
+        return WriteQueue(context.clock)
+    return PacedQueue(context.clock, limits.entry_interval, limits.entry_size_max)

@@ -25,36 +25,26 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pyarrow as pa
 
-from memwal.ingest.engine.api.rows import Mask, Places, key_codes
+from memwal.ingest.engine.api.rows import KeyRuns, Mask, Places
 
 NOWHERE = -1
 """A source in `merged_from`: no value, the column is null."""
 
 
-class Group:
-    """The rows of a group of writes, in their order and sorted by key.
-
-    Thread safety. Immutable. Shapes: n rows, m distinct keys; keys are numbered 0 to m - 1 in unspecified order.
-    """
+class Group(KeyRuns):
+    """The rows of a group of writes, in their order and sorted by key. Thread safety. Immutable."""
 
     def __init__(self, keys: pa.Table, rows: Sequence[int], deletes: Mask) -> None:
         """`keys`: the key columns of all rows, without nulls. `rows`: number of rows by write. `deletes`: bool [n]."""
+        super().__init__(keys)
         self.writes: Places = np.repeat(np.arange(len(rows)), rows)
         """int64 [n]: the write of each row."""
         self.count = len(rows)
         """Number of writes."""
         self.deletes: Mask = deletes
         """bool [n]: whether the row deletes its key."""
-        codes = key_codes(keys)
-        self.order: Places = np.argsort(codes, kind="stable")
-        """int64 [n]: the rows sorted by key."""
-        self.begins: Mask = np.ones(len(codes), dtype=np.bool_)
-        """bool [n], in sorted order: whether this is the first row of its key."""
-        self.begins[1:] = codes[self.order][1:] != codes[self.order][:-1]
         self.key: Places = np.cumsum(self.begins) - 1
         """int64 [n], in sorted order: the number of the row's key."""
-        self.first: Places = self.order[self.begins]
-        """int64 [m]: the first row of each key."""
 
 
 def inserted(group: Group, stored: Mask) -> Mask:

@@ -10,7 +10,7 @@ The put path of a region, in order:
 
 Non-durable writes are applied and acknowledged first and go out with the next entry. After `wal.linger_max` another
 thread appends them (`log`), while the region's thread continues to serve writes. With `wal.entry_interval`, durable
-writes wait for one another in step 2 (`paced_queue`).
+writes wait for one another in step 2 (`PacedQueue`).
 
 The indexer's thread moves applied rows into the indexes, unless `memtable.index_mode` is "sync" and the table has
 vector or text indexes. Only `close` waits for it, for the step in progress.
@@ -21,25 +21,26 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 from memwal import wal
 from memwal.ingest import tracing
 from memwal.ingest.caller import expect_waiting
-from memwal.ingest.engine.api.tokens import Applied
+from memwal.ingest.engine.api.tokens import Ack, Applied
 from memwal.ingest.engine.read.levels import RegionView
-from memwal.ingest.engine.region.backlog import Backlog
 from memwal.ingest.engine.region.context import RegionContext
 from memwal.ingest.engine.region.core import RETRY_FLUSH, RegionCore
 from memwal.ingest.engine.region.log import NOTHING_WRITTEN
-from memwal.ingest.engine.region.paced_queue import queue_of
 from memwal.ingest.engine.region.proofs import Proofs
-from memwal.ingest.engine.region.write_queue import Ack, DurableView, Freeze, Item, Reshape, Write
+from memwal.ingest.engine.region.state import Backlog
+from memwal.ingest.engine.region.write_queue import Item, Request, Write, queue_of
 from memwal.ingest.errors import MemWalError, Unavailable, classify
 from memwal.ingest.log_limit import LogLimit
 from memwal.ingest.threads import Worker
 from memwal.wal.retries import Backoff
+
+T = TypeVar("T")
 
 WORK, REST = 0.001, 0.005
 """Seconds that the indexer works (at least one step) and rests before each slice. A put that arrives during a slice
@@ -125,9 +126,7 @@ class RegionWriter:
 
         Raises: the error that ended this writer; StoreUnavailable if lingering rows cannot be appended.
         """
-        request = DurableView()
-        self._queue.submit(request)
-        return request.done.result()
+        return self._asked(self._core.durable_view)
 
     def freeze(self) -> Callable[[], None]:
         """Freeze the active memtable; return a call that waits until all rows put so far are published.
@@ -135,9 +134,7 @@ class RegionWriter:
         Raises: the error that ended this writer, as does the returned call, which also raises Unavailable if a flush
         keeps failing for `wal.retry_budget`.
         """
-        request = Freeze()
-        self._queue.submit(request)
-        last = request.done.result() - 1
+        last = self._asked(self._core.freeze) - 1
         return partial(self._levels.wait_until_published, last, self._context.wal_options.retry_budget)
 
     def reshape(self, context: RegionContext) -> Callable[[], None]:
@@ -146,10 +143,14 @@ class RegionWriter:
 
         Raises: as `freeze`.
         """
-        request = Reshape(context)
-        self._queue.submit(request)
-        last = request.done.result()
+        last = self._asked(partial(self._core.reshape, context))
         return partial(self._levels.wait_until_published, last, self._context.wal_options.retry_budget)
+
+    def _asked(self, call: Callable[[], T]) -> T:
+        """Return the result of `call` in the region's thread. Raises: its error, or the one that ended this writer."""
+        request = Request(call)
+        self._queue.submit(request)
+        return request.done.result()
 
     @property
     def failure(self) -> BaseException | None:
@@ -243,25 +244,22 @@ class RegionWriter:
 
         Raises: Unavailable after `patience` seconds.
         """
-        clock = self._context.clock
-        with self._meter.waiting(clock):
-            self._wait_until(clock.monotonic() + patience)
-
-    def _wait_until(self, until: float) -> None:
         clock, limits = self._context.clock, self._context.limits
-        while not self._levels.wait_for_room(limits, max(0.0, min(LOOK_EVERY, until - clock.monotonic()))):
-            expect_waiting()
-            commits = self._levels.unflushed < limits.unflushed_max  # otherwise this process's own flushes make room
-            if commits and self._looking.acquire(blocking=False):
-                try:
-                    self.refresh()
-                except NOTHING_WRITTEN:
-                    pass  # storage does not answer; the next check may succeed
-                finally:
-                    self._looking.release()
-            if clock.monotonic() >= until and not self._levels.has_room(limits):
-                self._meter.refused()
-                raise self._levels.no_room(limits)
+        with self._meter.waiting(clock):
+            until = clock.monotonic() + patience
+            while not self._levels.wait_for_room(limits, max(0.0, min(LOOK_EVERY, until - clock.monotonic()))):
+                expect_waiting()
+                commits = self._levels.unflushed < limits.unflushed_max  # else this process's own flushes make room
+                if commits and self._looking.acquire(blocking=False):
+                    try:
+                        self.refresh()
+                    except NOTHING_WRITTEN:
+                        pass  # storage does not answer; the next check may succeed
+                    finally:
+                        self._looking.release()
+                if clock.monotonic() >= until and not self._levels.has_room(limits):
+                    self._meter.refused()
+                    raise self._levels.no_room(limits)
 
     # ---- the region's thread -------------------------------------------------------------------------------------
 
@@ -286,7 +284,10 @@ class RegionWriter:
             else:
                 self._serve_writes(writes)
                 writes = []
-                self._answer(item)
+                try:
+                    item.done.set_result(item.call())
+                except NOTHING_WRITTEN as error:
+                    item.done.set_exception(error)
         self._serve_writes(writes)
 
     def _serve_writes(self, writes: Sequence[Write]) -> None:
@@ -299,17 +300,6 @@ class RegionWriter:
             acked = [_counted(write) for write in answered if write.done.exception() is None]
             seconds = self._context.clock.monotonic() - writes[0].since
             self._meter.served(seconds, acked, len(answered) - len(acked))
-
-    def _answer(self, request: Freeze | DurableView | Reshape) -> None:
-        try:
-            if isinstance(request, Freeze):
-                request.done.set_result(self._core.freeze())
-            elif isinstance(request, Reshape):
-                request.done.set_result(self._core.reshape(request.context))
-            else:
-                request.done.set_result(self._core.durable_view())
-        except NOTHING_WRITTEN as error:
-            request.done.set_exception(error)
 
     def _keep_limits(self) -> None:
         try:

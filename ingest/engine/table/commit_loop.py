@@ -5,7 +5,7 @@ its peers report. The others publish their memtables in time, and detect what wa
 require exactly one leader: the commits of two leaders meet on storage and wait for each other.
 
 1. Check the regions' backlog in memory: no request while no row waits.
-2. Decide (`table.commit_policy`) whether to commit and flush. Nothing is due while an operator has paused
+2. Decide (`upkeep.decide`) whether to commit and flush. Nothing is due while an operator has paused
    commits. If a load past the log asks for it, wait, but not indefinitely.
 3. Commit. A region that cannot be flushed does not keep other regions' SSTs from the commit.
 4. Run due maintenance; its failure fails no commit. Expired rows are deleted even if nothing is committed, because a
@@ -20,11 +20,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from memwal.flush import CommitReport
-from memwal.ingest.engine.region.backlog import Backlog
-from memwal.ingest.engine.table.commit_policy import CommitLimits, Decision, decide, flush_due
+from memwal.ingest.engine.region.state import Backlog
+from memwal.ingest.engine.table.upkeep import CommitLimits, Decision, TableUpkeep, decide, flush_due
 from memwal.ingest.errors import classify
 from memwal.ingest.log_limit import LogLimit
 from memwal.ingest.threads import Worker
@@ -41,44 +40,6 @@ GIVE_WAY_LONGEST = 3600.0
 """Maximum of that wait for long loads: it doubles as long as a load asks for it."""
 
 
-class CommitSteps(Protocol):
-    """The steps that the loop takes; see `table.upkeep`."""
-
-    others: Callable[[], Sequence[Backlog]]
-
-    def leads(self) -> bool:
-        """Return whether this process commits for all."""
-        ...
-
-    def waiting(self) -> Sequence[Backlog]:
-        """Return the backlogs of this process's regions."""
-        ...
-
-    def flush(self) -> None:
-        """Publish the memtables of these regions."""
-        ...
-
-    def commit(self) -> CommitReport:
-        """Commit all published SSTs."""
-        ...
-
-    def catch_up(self) -> None:
-        """Detect what another process has committed."""
-        ...
-
-    def asked_to_wait(self) -> bool:
-        """Return whether a load asks that no commit is made now."""
-        ...
-
-    def expire(self, paused: Callable[[], bool]) -> object:
-        """Delete expired base rows if that is due, unless commits are `paused`. Raises: as `paused`."""
-        ...
-
-    def maintain(self) -> object:
-        """Run the maintenance that is due."""
-        ...
-
-
 class CommitLoop:
     """A thread that commits by the policy, and a lock that makes commits of this process run one at a time.
 
@@ -89,7 +50,7 @@ class CommitLoop:
 
     def __init__(
         self,
-        steps: CommitSteps,
+        steps: TableUpkeep,
         limits: CommitLimits,
         clock: Clock,
         paused: Callable[[], bool] = lambda: False,

@@ -28,9 +28,7 @@ def find_or_create(
     table, options = settings.table, settings.storage_options(environ)
     base = flush.BaseTable.find(table.uri, options, to_write=True)
     if base is not None:
-        check_same_table(settings, base)
-        check_flush(settings, base.schema, base.storage_version)
-        return _with_ttl(settings, base), False
+        return _fitting(settings, base), False
     wanted = schema if schema is not None else settings.arrow_schema()
     if not len(wanted) or not (table.key or table.append_only):
         raise Invalid(
@@ -51,9 +49,7 @@ def find_or_create(
         # Another process is creating it; `find` returns its table, and completes a partly created one.
         if (base := flush.BaseTable.find(table.uri, options, to_write=True)) is None:
             raise
-        check_same_table(settings, base)
-        check_flush(settings, base.schema, base.storage_version)
-        return _with_ttl(settings, base), False
+        return _fitting(settings, base), False
 
 
 def initialise(settings: Settings, environ: Mapping[str, str]) -> tuple[flush.BaseTable, str]:
@@ -70,9 +66,7 @@ def initialise(settings: Settings, environ: Mapping[str, str]) -> tuple[flush.Ba
         adopted = flush.BaseTable.adopt(
             table.uri, table.key, regions, indexes, options, wal_format, by, _rules(settings), _ttl(settings)
         )
-        check_same_table(settings, adopted)
-        check_flush(settings, adopted.schema, adopted.storage_version)
-        return _with_ttl(settings, adopted), f"adopted ({adopted.wal_format})"
+        return _fitting(settings, adopted), f"adopted ({adopted.wal_format})"
 
 
 def check_flush(settings: Settings, columns: pa.Schema, storage_version: str | None = None) -> None:
@@ -116,13 +110,6 @@ def check_same_table(settings: Settings, base: flush.BaseTable) -> None:
         raise Invalid(
             f"[regions] by = {list(by)} but the rows of the table at {base.uri} are spread by {there}; leave it out"
         )
-    _check_same_choices(settings, base)
-    _check_same_indexes(settings, base)
-    _check_same_columns(settings, base)
-
-
-def _check_same_choices(settings: Settings, base: flush.BaseTable) -> None:
-    """Check the given settings that are fixed when a table is set up. Raises: Invalid."""
     if _given_format(settings) not in (None, base.wal_format):
         raise Invalid(
             f'[wal] format = "{settings.wal.format}" but the table at {base.uri} has "{base.wal_format}", which is '
@@ -134,6 +121,8 @@ def _check_same_choices(settings: Settings, base: flush.BaseTable) -> None:
                 f'[table] {rule} = "{given}" but the table at {base.uri} has "{there}", which is fixed when a table is '
                 "set up; correct the setting, or leave it out"
             )
+    _check_same_indexes(settings, base)
+    _check_same_columns(settings, base)
 
 
 def _check_same_indexes(settings: Settings, base: flush.BaseTable) -> None:
@@ -182,8 +171,13 @@ def _check_same_columns(settings: Settings, base: flush.BaseTable) -> None:
             )
 
 
-def _with_ttl(settings: Settings, base: flush.BaseTable) -> flush.BaseTable:
-    """Return `base` with the ttl of `settings`, unchanged if they set none. Raises: InvalidRows."""
+def _fitting(settings: Settings, base: flush.BaseTable) -> flush.BaseTable:
+    """Return `base` with the ttl of `settings`, unchanged if they set none.
+
+    Raises: Invalid if it does not fit `settings`; InvalidRows for the ttl.
+    """
+    check_same_table(settings, base)
+    check_flush(settings, base.schema, base.storage_version)
     wanted = _ttl(settings)
     if settings.table.ttl_seconds is None or wanted == base.ttl:
         return base

@@ -24,28 +24,25 @@ from memwal.ingest.engine.api.missing import CallersColumns, Missing, missing_ru
 from memwal.ingest.engine.api.operations import Operations
 from memwal.ingest.engine.api.reads import Level
 from memwal.ingest.engine.api.rows import as_table
-from memwal.ingest.engine.api.tokens import Applied, Receipt, Token, TokenLike
-from memwal.ingest.engine.changes.pieces import StoredChanges
+from memwal.ingest.engine.api.tokens import Ack, Applied, Receipt, Token, TokenLike
+from memwal.ingest.engine.changes.reader import StoredChanges
 from memwal.ingest.engine.read.levels import RegionView
-from memwal.ingest.engine.read.local import LevelReads
+from memwal.ingest.engine.read.local import LevelReads, RegionReads, regions_of
 from memwal.ingest.engine.read.reader import Reader
 from memwal.ingest.engine.region.admission import Admission
 from memwal.ingest.engine.region.context import RegionContext
-from memwal.ingest.engine.region.stored_rows import StoredRows
-from memwal.ingest.engine.region.write_queue import Ack
+from memwal.ingest.engine.region.resolve import StoredRows
 from memwal.ingest.engine.region.writer import RegionWriter
 from memwal.ingest.engine.table import indexes
 from memwal.ingest.engine.table.columns import TableColumns
 from memwal.ingest.engine.table.commit_loop import CommitLoop
-from memwal.ingest.engine.table.deletes import RegionDeletes
 from memwal.ingest.engine.table.open_here import close_at_exit
 from memwal.ingest.engine.table.pauses import PauseWatch
 from memwal.ingest.engine.table.regions import BeforeClaim, RegionSet, prove
 from memwal.ingest.engine.table.resize import Resizing
-from memwal.ingest.engine.table.share import RegionReads, regions_of
 from memwal.ingest.engine.table.stored_status import space_status, ttl_status
 from memwal.ingest.engine.table.upkeep import TableUpkeep, Upkeep
-from memwal.ingest.engine.table.writes import TableWrites
+from memwal.ingest.engine.table.writes import RegionDeletes, TableWrites
 from memwal.ingest.errors import Invalid, translate_errors
 from memwal.ingest.protocol import build
 from memwal.ingest.refusals import expect_routing

@@ -8,7 +8,7 @@ that no version refers to in `flush.garbage.orphans`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -197,39 +197,25 @@ class TableCollector:
         """
         looked_at = list(self._ssts if regions is None else regions)
         with tracing.span("memwal.table.collect", dry_run=dry_run) if tracing.on else tracing.OFF as span:
-            found = self._collected(base, ages, looked_at, dry_run=dry_run, plans_min=plans_min, orphans=orphans)
-            tracing.note(span, regions=len(looked_at), bytes=found.bytes)
-            return found
-
-    def _collected(
-        self,
-        base: flush.BaseTable,
-        ages: Ages,
-        looked_at: Sequence[UUID],
-        *,
-        dry_run: bool,
-        plans_min: int,
-        orphans: bool,
-    ) -> TableGarbage:
-        self._know(looked_at)
-        listings = {region: self._ssts[region].list_region() for region in looked_at}
-        newest = base.latest()
-        needs = flush.base_needs(self._store, newest, self._clock.now() - ages.sst)
-        held = flush.held_at(self._store, self._clock.now() - ages.changes) if ages.changes else newest.committed
-        found = tuple(
-            RegionGarbage(
-                region,
-                self._wals[region].collect(ages.wal, dry_run=dry_run, most=self._kept_above(region, listing, held)),
-                self._ssts[region].collect(listing, needs, ages.sst, dry_run=dry_run),
-                self._plans.collect(region, at_least=plans_min, dry_run=dry_run),
-                self._old_manifests(region, ages.manifest, _first_needed(region, listing, held, ages), dry_run=dry_run),
-            )
-            for region, listing in listings.items()
-        )
-        if not orphans:
-            return TableGarbage(found, flush.OrphanGarbage(dry_run=dry_run), dry_run=dry_run)
-        files = self._orphans(newest, ages.orphan, dry_run=dry_run)
-        return TableGarbage(found, files, self._space(newest), dry_run)
+            self._know(looked_at)
+            listings = {region: self._ssts[region].list_region() for region in looked_at}
+            newest, now = base.latest(), self._clock.now()
+            needs = flush.base_needs(self._store, newest, now - ages.sst)
+            held = flush.held_at(self._store, now - ages.changes) if ages.changes else newest.committed
+            found = []
+            for region, listing in listings.items():
+                first, above = _first_needed(region, listing, held, ages), self._kept_above(region, listing, held)
+                entries = self._wals[region].collect(ages.wal, dry_run=dry_run, most=above)
+                ssts = self._ssts[region].collect(listing, needs, ages.sst, dry_run=dry_run)
+                plans = self._plans.collect(region, at_least=plans_min, dry_run=dry_run)
+                manifests = self._old_manifests(region, ages.manifest, first, dry_run=dry_run)
+                found.append(RegionGarbage(region, entries, ssts, plans, manifests))
+            files, space = flush.OrphanGarbage(dry_run=dry_run), None
+            if orphans:
+                files, space = self._orphans(newest, ages.orphan, dry_run=dry_run), self._space(newest)
+            garbage = TableGarbage(tuple(found), files, space, dry_run)
+            tracing.note(span, regions=len(looked_at), bytes=garbage.bytes)
+            return garbage
 
     def _space(self, newest: flush.BaseTable) -> flush.Space | None:
         if self._clock.monotonic() < self._space_due:

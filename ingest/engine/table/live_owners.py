@@ -35,8 +35,7 @@ from uuid import UUID
 
 from memwal import wal
 from memwal.ingest.engine.table import owner_notes as owners
-from memwal.ingest.engine.table.owner_notes import Note
-from memwal.ingest.engine.table.processes import Process
+from memwal.ingest.engine.table.owner_notes import Note, Process
 from memwal.ingest.errors import PROTOCOL, MemWalError, Unavailable, denies_access
 from memwal.ingest.settings.endpoints import is_loopback
 
@@ -181,7 +180,8 @@ def can_be_asked(owner: Owner, here: Process) -> bool:
         return True
     if owner.process.runs(here) is False:
         return False
-    return owner.process.host == here.host or not _only_there(owner.endpoint)
+    host = owner.endpoint.partition("://")[2].rpartition(":")[0]
+    return owner.process.host == here.host or not (host in _ANYWHERE or is_loopback(host))
 
 
 def judge(owner: Owner, here: Process, answer: Answer, table_id: str, peers: Sequence[str] = ()) -> OwnerState:
@@ -212,11 +212,6 @@ def endpoint_to_ask(endpoint: str) -> str:
     scheme, _, place = endpoint.partition("://")
     host, _, port = place.rpartition(":")
     return f"{scheme}://127.0.0.1:{port}" if host in _ANYWHERE else endpoint
-
-
-def _only_there(endpoint: str) -> bool:
-    host = endpoint.partition("://")[2].rpartition(":")[0]
-    return host in _ANYWHERE or is_loopback(host)
 
 
 def _has(answer: Mapping[str, Any], epochs: Mapping[str, int]) -> bool:

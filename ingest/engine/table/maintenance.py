@@ -18,7 +18,7 @@ from memwal.wal.panics import as_exception
 
 _LOG = logging.getLogger("memwal.maintenance")
 _CHANGES_MARGIN = 7200.0
-"""Seconds that versions stay beyond `changes_age_min`: twice the time that rule 3 of `changes.base_versions` needs."""
+"""Seconds that versions stay beyond `changes_age_min`: twice the time that rule 3 of `changes.start` needs."""
 
 
 class BaseUpkeep:
@@ -40,16 +40,16 @@ class BaseUpkeep:
 
         `expired`: called with the number of expired rows that were deleted.
         """
-        self._base, self._clock, self._tell_expired = base, clock, expired
+        self._base, self._clock, self._rules, self._tell_expired = base, clock, rules, expired
         self._store = open_store(base.uri, base.storage_options)
         self._expired, self._expired_at = ExpiredRows(), -math.inf
         self._indexes = tuple(spec.name for spec in base.indexes)
         self._vectors = tuple(spec for spec in base.indexes if spec.kind == "ivf_pq")
         # Compaction runs after merging: it joins only fragments that are in one index segment.
         self._steps: Mapping[str, tuple[float, Callable[[lance.LanceDataset], str]]] = {
-            "optimize": (rules.optimize_interval, lambda dataset: self._merge(dataset, rules)),
-            "compact": (rules.compact_interval, lambda dataset: self._compact(dataset, rules)),
-            "clean up": (rules.versions_interval, lambda dataset: self._clean_up(dataset, rules)),
+            "optimize": (rules.optimize_interval, self._merge),
+            "compact": (rules.compact_interval, self._compact),
+            "clean up": (rules.versions_interval, self._clean_up),
         }
         self._due = {
             name: clock.monotonic()
@@ -63,9 +63,12 @@ class BaseUpkeep:
         `newest`: as for `expire`.
         """
         now = self._clock.monotonic()
-        due = [name for name, when in self._due.items() if when <= now]
-        # Rows are deleted before fragments are compacted, because the compaction drops them from the files.
-        return [*self.expire(newest), *(line for name in due if (line := self._told(self._guarded(name))))]
+        lines = list(self.expire(newest))  # before fragments are compacted: that drops deleted rows from the files
+        for name in [name for name, when in self._due.items() if when <= now]:
+            interval, step = self._steps[name]
+            self._due[name] = self._clock.monotonic() + interval
+            lines += self._try(name, step, interval)
+        return lines
 
     def expire(
         self, newest: flush.BaseTable | None = None, unless: Callable[[], bool] = lambda: False
@@ -81,34 +84,31 @@ class BaseUpkeep:
         if unless():
             return []
         self._expired_at = now
-        line = self._told(self._try("deleting expired rows", self._expire, interval))
-        return [line] if line else []
+        return self._try("deleting expired rows", self._expire, interval)
 
-    def _told(self, line: str) -> str:
-        if line:
-            _LOG.info("%s: %s", self._base.uri, line)
-        return line
-
-    def _guarded(self, name: str) -> str:
-        interval, step = self._steps[name]
-        self._due[name] = self._clock.monotonic() + interval
-        return self._try(name, step, interval)
-
-    def _try(self, name: str, step: Callable[[lance.LanceDataset], str], interval: float) -> str:
+    def _try(self, name: str, step: Callable[[lance.LanceDataset], str], interval: float) -> Sequence[str]:
+        """Run a step; log and return what it did, nothing if it failed."""
         try:
             base = self._base
             dataset = lance.dataset(base.uri, storage_options=dict(base.storage_options), session=base.caches.session)
             if done := step(dataset):
                 sync_table(dataset)  # otherwise a power cut may leave an unreadable newest version
-            return done
         except BaseException as raised:  # noqa: BLE001 - pylance raises any type
             error = classify(as_exception(raised))
             _LOG.warning("%s: %s failed, will try again in %g s: %s", self._base.uri, name, interval, error)
-            return ""
+            return []
+        if done:
+            _LOG.info("%s: %s", self._base.uri, done)
+        return [done] if done else []
 
-    def _merge(self, dataset: lance.LanceDataset, rules: MaintenanceRules) -> str:
-        merged = merge_segments(dataset, self._indexes, rules.segments_min, self._vectors) if self._indexes else []
+    def _merge(self, dataset: lance.LanceDataset) -> str:
+        least = self._rules.segments_min
+        merged = merge_segments(dataset, self._indexes, least, self._vectors) if self._indexes else []
         return f"index segments merged: {', '.join(merged)}" if merged else ""
+
+    def _compact(self, dataset: lance.LanceDataset) -> str:
+        replaced, by = compact(dataset, self._rules.compaction)
+        return f"fragments compacted: {replaced} into {by}" if replaced else ""
 
     def _expire(self, dataset: lance.LanceDataset) -> str:
         base = self._base.latest()  # its ttl applies: another process may have changed it
@@ -122,12 +122,8 @@ class BaseUpkeep:
             self._tell_expired(rows)
         return f"expired rows deleted: {rows:,}" if rows else ""
 
-    @staticmethod
-    def _compact(dataset: lance.LanceDataset, rules: MaintenanceRules) -> str:
-        replaced, by = compact(dataset, rules.compaction)
-        return f"fragments compacted: {replaced} into {by}" if replaced else ""
-
-    def _clean_up(self, dataset: lance.LanceDataset, rules: MaintenanceRules) -> str:
+    def _clean_up(self, dataset: lance.LanceDataset) -> str:
+        rules = self._rules
         since = self._clock.now() - rules.changes_age_min - _CHANGES_MARGIN if rules.changes_age_min else None
         gone = clean_up(self._store, dataset, rules.versions, self._clock.now(), since)
         return f"old versions removed: {gone}" if gone else ""

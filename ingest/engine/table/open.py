@@ -15,17 +15,15 @@ from memwal.flush.base.open import LanceCaches
 from memwal.flush.commits.maintenance import CompactionLimits, MaintenanceRules
 from memwal.flush.commits.thinning import VersionRules
 from memwal.flush.sst.indexes import SCALAR_ROWS_MIN
-from memwal.ingest.engine.region.context import Limits, OnReplay, RegionContext
-from memwal.ingest.engine.region.vector_models import VectorModels
+from memwal.ingest.engine.region.context import Limits, OnReplay, RegionContext, VectorModels
 from memwal.ingest.engine.table import embedded
-from memwal.ingest.engine.table.commit_policy import CommitLimits
 from memwal.ingest.engine.table.create import check_same_table, find_or_create
 from memwal.ingest.engine.table.garbage import Ages
 from memwal.ingest.engine.table.live_owners import Ask, Claimant, LiveOwners
 from memwal.ingest.engine.table.open_here import claiming
 from memwal.ingest.engine.table.replay_progress import replay_bar
 from memwal.ingest.engine.table.stored import StoredTable
-from memwal.ingest.engine.table.upkeep import Upkeep
+from memwal.ingest.engine.table.upkeep import CommitLimits, Upkeep
 from memwal.ingest.settings.load import Settings
 from memwal.memtable import row_schema
 
@@ -69,11 +67,20 @@ def open_table(
     """
     clock = clock or wal.SystemClock()
     until, finish = clock.monotonic() + settings.wal.retry_budget, not claim
+    storage_options, ids, wal_options = settings.storage_options(environ), wal.SystemIds(), settings.wal.options()
     while True:
         try:
-            base, context = _met(settings, environ, schema, clock, claimant, ask, claim=claim, finish=finish)
+            store = wal.open_store(settings.table.uri, storage_options, put_timeout=settings.wal.put_timeout)
+            base, created = find_or_create(settings, environ, schema)
+            wal.probe(store, ids, clock, wal_options)
+            if not created and (claim or claimant is not None):
+                owners_of(base, store, ask).refuse(claimant or Claimant(), clock)
+            if finish:  # a resize that was interrupted after its decision
+                base = flush.finish_resize(base, store, clock=clock, ids=ids, options=wal_options)
+            context = _context(settings, base, store, clock, ids, wal_options)
+            base = replace(base, caches=LanceCaches(settings.table.cache_max))
             with nullcontext(on_replay) if on_replay is not None or not claim else replay_bar(clock) as tell:
-                context = replace(context, on_replay=tell)
+                context = replace(context, on_replay=tell, daemon=claimant is not None and claimant.daemon)
                 alone = None if claimant is None or claimant.daemon else claimant
                 with claiming(base, take_over=alone.take_over) if alone else nullcontext():
                     return embedded.Table(base, context, _upkeep(settings), base.regions if claim else ())
@@ -83,36 +90,6 @@ def open_table(
             _LOG.info("%s: %s", settings.table.uri, error)
         clock.sleep(_RESIZED_PAUSE)
         finish = True
-
-
-def _met(
-    settings: Settings,
-    environ: Mapping[str, str],
-    schema: pa.Schema | None,
-    clock: wal.Clock,
-    claimant: Claimant | None,
-    ask: Ask,
-    *,
-    claim: bool,
-    finish: bool,
-) -> tuple[flush.BaseTable, RegionContext]:
-    """Return the table, which no other process serves, and the context that its regions share.
-
-    `finish`: first complete a resize that was interrupted after its decision, if there is one.
-    """
-    options = settings.storage_options(environ)
-    store = wal.open_store(settings.table.uri, options, put_timeout=settings.wal.put_timeout)
-    base, created = find_or_create(settings, environ, schema)
-    ids = wal.SystemIds()
-    limits = settings.wal.options()
-    wal.probe(store, ids, clock, limits)
-    if not created and (claim or claimant is not None):
-        owners_of(base, store, ask).refuse(claimant or Claimant(), clock)
-    if finish:
-        base = flush.finish_resize(base, store, clock=clock, ids=ids, options=limits)
-    context = _context(settings, base, store, clock, ids, limits)
-    shared = replace(base, caches=LanceCaches(settings.table.cache_max))
-    return shared, replace(context, daemon=claimant is not None and claimant.daemon)
 
 
 def refuse_served(

@@ -13,9 +13,9 @@ import atexit
 import logging
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakSet
 
 from memwal.flush import BaseTable
@@ -29,41 +29,15 @@ Place = tuple[str, Any]
 """Id of a table, and its location."""
 
 
-class _Regions(Protocol):
-    @property
-    def alive(self) -> Sequence[object]:
-        """The writers that have not failed."""
-        ...
-
-
-class OpenTable(Protocol):
-    """A table of this process."""
-
-    base: BaseTable
-
-    @property
-    def regions(self) -> _Regions:
-        """Its regions in this process."""
-        ...
-
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
-        ...
-
-    def close(self) -> None:
-        """Close it. Raises: MemWalError."""
-
-
-_OPEN: WeakSet[OpenTable] = WeakSet()
-_FENCED: WeakSet[OpenTable] = WeakSet()
+_OPEN: WeakSet[Any] = WeakSet()
+_FENCED: WeakSet[Any] = WeakSet()
 """Tables whose regions a later handle of this process took over. Without a write they do not detect it."""
 _CLAIMING: set[Place] = set()
 _LOCK = threading.Lock()
 
 
-def close_at_exit(table: OpenTable) -> None:
-    """Register `table`, so that the end of the program closes it if it still exists."""
+def close_at_exit(table: Any) -> None:
+    """Register `table`, an `embedded.Table`, so that the end of the program closes it if it still exists."""
     with _LOCK:
         _OPEN.add(table)
 

@@ -2,7 +2,7 @@
 
 `{"epoch", "endpoint"?, "daemon", "process": {"host", "machine", "boot", "space", "pid", "started"}}`: the writer
 epoch of the claim, the Flight endpoint (absent while a daemon starts, and for a table that is open in a program),
-whether the owner is a daemon, and its process (`table.processes`). The owner writes the note after its claim and
+whether the owner is a daemon, and its `Process`. The owner writes the note after its claim and
 deletes it when it closes.
 
 A note may be stale, missing or wrong. A client that follows a note verifies the daemon's identity (`Notes.are_of`). A
@@ -29,19 +29,127 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Self
 from uuid import UUID
 
 from pydantic import SecretStr
 
 from memwal import wal
 from memwal.flush.parallel_map import each
-from memwal.ingest.engine.table.processes import Process
 from memwal.ingest.errors import Unavailable
 from memwal.ingest.secret_refs import resolve
 from memwal.wal.layout import owner_key
+
+_PROC = Path("/proc")
+_TEXTS = ("host", "machine", "boot", "space", "started")
+_NO_MACHINE = ("uninitialized",)  # as in container images
+_ENDED = ("Z", "X")
+"""States in /proc of a process that has ended and whose parent has not waited for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One process of one machine, as notes hold it; a note's reader checks without a write whether it still runs.
+
+    Process ids are reused. Together with the boot id of the machine, the pid namespace (each container has its own) and
+    the start time of the process, an id identifies one process permanently.
+    Thread safety. Immutable.
+    """
+
+    host: str
+    machine: str
+    """/etc/machine-id; "" if missing."""
+    boot: str
+    """Boot id of the kernel; "" outside Linux."""
+    space: str
+    """The pid namespace."""
+    pid: int
+    started: str
+    """Clock ticks between the boot and the start of the process."""
+
+    @classmethod
+    def here(cls) -> Self:
+        """Return this process."""
+        return cls(*_here(os.getpid()))
+
+    @classmethod
+    def of(cls, noted: Any) -> Self | None:
+        """Parse the process of a note; return None if it has none."""
+        try:
+            host, machine, boot, space, started = (str(noted[name]) for name in _TEXTS)
+            return cls(host, machine, boot, space, int(noted["pid"]), started)
+        except (KeyError, TypeError, ValueError):
+            return None
+
+    def noted(self) -> Mapping[str, Any]:
+        """Return the form that `of` parses."""
+        return asdict(self)
+
+    def runs(self, here: Process) -> bool | None:
+        """Return whether the process runs now; None if `here`, this process, cannot know.
+
+        It cannot know about another machine or container, or about a process that the system hides. After a restart
+        of the machine none of its old processes run. The same holds for a container: after a restart it has the same
+        host name and another pid namespace. (Two containers of one pod, or on the host network of one machine, share
+        their host name too: the container that opens a table later takes it over.)
+        """
+        if self.host != here.host and not (self.boot and self.boot == here.boot):
+            return None
+        if self.boot and self.boot != here.boot:
+            return False if self.machine and self.machine == here.machine else None
+        if self.space != here.space:
+            return False if self.host == here.host else None
+        if not self.boot:
+            return _answers(self.pid)
+        began = _running(self.pid)
+        if began is None:  # ended, or hidden: /proc may be mounted with hidepid
+            return None if _answers(self.pid) else False
+        return began == self.started
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}"
+
+
+@cache
+def _here(pid: int) -> tuple[str, str, str, str, int, str]:
+    boot, space = _text(_PROC / "sys/kernel/random/boot_id"), ""
+    with suppress(OSError):
+        space = str((_PROC / "self/ns/pid").readlink())
+    machine = _text(Path("/etc/machine-id"))
+    return socket.gethostname(), "" if machine in _NO_MACHINE else machine, boot, space, pid, _running(pid) or ""
+
+
+def _running(pid: int) -> str | None:
+    """Return when the process with this id started, in clock ticks; "" if it has ended, None if it is hidden."""
+    stat = _text(_PROC / str(pid) / "stat")
+    fields = stat.rpartition(")")[2].split()  # the process name in brackets may contain any characters
+    if not fields:
+        return None
+    return "" if fields[0] in _ENDED else fields[19]
+
+
+def _answers(pid: int) -> bool:
+    """Return whether a process with this id exists."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _text(path: Path) -> str:
+    with suppress(OSError):
+        return path.read_text().strip()
+    return ""
+
 
 READ_AT_ONCE = 16
 """Notes that are read concurrently. Each is one request."""
@@ -60,7 +168,8 @@ class Note:
 
 def announce(store: wal.ObjectStore, region: UUID, epoch: int, endpoint: str = "", *, daemon: bool = False) -> None:
     """Write the note of a new owner, which is this process."""
-    store.put(owner_key(region), _encoded(epoch, endpoint, daemon=daemon))
+    note: dict[str, Any] = {"epoch": epoch, "daemon": daemon, "process": Process.here().noted()}
+    store.put(owner_key(region), json.dumps(note | ({"endpoint": endpoint} if endpoint else {})).encode())
 
 
 def renew(store: wal.ObjectStore, region: UUID, epoch: int, endpoint: str = "", *, daemon: bool = False) -> None:
@@ -137,11 +246,6 @@ class NotesFinder:
         secrets = {name: SecretStr(value) for name, value in self.options}
         notes = find(wal.open_store(self.uri, resolve(secrets, os.environ)), self.regions)
         return () if notes is None else notes.endpoints
-
-
-def _encoded(epoch: int, endpoint: str, *, daemon: bool) -> bytes:
-    note: dict[str, Any] = {"epoch": epoch, "daemon": daemon, "process": Process.here().noted()}
-    return json.dumps(note | ({"endpoint": endpoint} if endpoint else {})).encode()
 
 
 def _read(store: wal.ObjectStore, region: UUID) -> Note | None:

@@ -147,14 +147,11 @@ class PauseWatch:
         if self._last is None:
             return self.look()
         if self._clock.monotonic() - self._looked >= self._every:
-            return self._look(patient=False)
+            return self.look(patient=False)
         return self._last
 
-    def look(self) -> Paused:
-        """Read storage now and return what is paused. Raises: wal errors."""
-        return self._look(patient=True)
-
-    def _look(self, *, patient: bool) -> Paused:
+    def look(self, *, patient: bool = True) -> Paused:
+        """Read storage now and return what is paused. `patient`: retry failed reads. Raises: wal errors."""
         with self._looking:
             self._looked, before = self._clock.monotonic(), self.last
             self._last = now = self.pauses.now(patient=patient)

@@ -54,10 +54,6 @@ _BRIEFLY = wal.WalOptions(put_timeout=1.0, retry_budget=1.0)
 """Limits of the requests for a note, which is a hint."""
 
 
-def _long_to_replay(writer: RegionWriter, read: int) -> bool:
-    return writer.memtable_bytes > REPLAYED_QUICKLY or writer.unflushed_entries(read) > REPLAYED_ENTRIES
-
-
 @dataclass(frozen=True, slots=True)
 class BeforeClaim:
     """The state of a region before a claim. It may be read while another process still serves the region."""
@@ -265,7 +261,8 @@ class RegionSet:
     ) -> tuple[int, wal.Released | None]:
         with self._turns[region]:
             writer = self.writer(region)
-            if writer.failure is None and (flush or (flush is None and _long_to_replay(writer, read))):
+            long = writer.memtable_bytes > REPLAYED_QUICKLY or writer.unflushed_entries(read) > REPLAYED_ENTRIES
+            if writer.failure is None and (long if flush is None else flush):
                 writer.freeze()()
             return writer.guard.epoch, self._leave(writer, told=told)
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from uuid import UUID
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.progress import BarColumn, Progress, TextColumn
 
 from memwal.ingest.engine.region.context import OnReplay
 from memwal.wal import Clock
@@ -48,32 +48,21 @@ def replay_bar(clock: Clock, console: Console | None = None) -> Iterator[OnRepla
     if not console.is_terminal:
         yield None
         return
-    bar = _Bar(console)
+    progress = Progress(TextColumn("{task.description}"), BarColumn(), console=console, transient=True)
+    task = progress.add_task("")
+
+    def show(region: UUID, step: str, done: int, total: int) -> None:
+        said = f"memwal: {in_words(region, step, done, total)}"
+        progress.update(task, description=said, completed=done, total=total)
+        progress.start()
+
     try:
-        yield Unhurried(bar.show, clock)
+        yield Unhurried(show, clock)
     finally:
-        bar.stop()
+        if progress.live.is_started:
+            progress.stop()
 
 
 def in_words(region: UUID, step: str, done: int, total: int) -> str:
     """Return a text such as "region 4a388480: reading its log, 120 of 3,000 entries"."""
     return f"region {str(region)[:8]}: {step} its log, {done:,} of {total:,} entries"
-
-
-class _Bar:
-    """One line for the region being opened, removed at the end."""
-
-    def __init__(self, console: Console) -> None:
-        self._progress = Progress(TextColumn("{task.description}"), BarColumn(), console=console, transient=True)
-        self._task: TaskID | None = None
-
-    def show(self, region: UUID, step: str, done: int, total: int) -> None:
-        if self._task is None:
-            self._progress.start()
-            self._task = self._progress.add_task("")
-        said = f"memwal: {in_words(region, step, done, total)}"
-        self._progress.update(self._task, description=said, completed=done, total=total)
-
-    def stop(self) -> None:
-        if self._task is not None:
-            self._progress.stop()

@@ -62,9 +62,11 @@ class Resizing:
 
     def told(self, error: MemWalError) -> MemWalError:
         """Return `error` in the form for the caller: a fence by a resize becomes a pause, which ends by itself."""
-        if not isinstance(error, FencedError) or not self._takes(self._fenced()):
+        if not isinstance(error, FencedError):
             return error
-        return being_resized(self._uri)
+        # Only the decision removes a seal, so check for seals first.
+        resizes = self._sealed(self._fenced()) is not None or self.done() is not None
+        return being_resized(self._uri) if resizes else error
 
     def look(self) -> None:
         """Log once that a resize holds owned regions."""
@@ -75,10 +77,6 @@ class Resizing:
 
     def _fenced(self) -> list[UUID]:
         return [each.region for each in self._regions.writers if isinstance(each.failure, wal.Fenced)]
-
-    def _takes(self, fenced: Iterable[UUID]) -> bool:
-        # Only the decision removes a seal, so check for seals first.
-        return self._sealed(fenced) is not None or self.done() is not None
 
     def _sealed(self, regions: Iterable[UUID]) -> UUID | None:
         store, clock = self._regions.context.store, self._regions.context.clock

@@ -12,7 +12,7 @@ from typing import Any
 from memwal import flush, wal
 from memwal.ingest.engine.api.operations import Operations
 from memwal.ingest.engine.api.reads import Level
-from memwal.ingest.engine.changes.pieces import StoredChanges
+from memwal.ingest.engine.changes.reader import StoredChanges
 from memwal.ingest.engine.read.levels import RegionView
 from memwal.ingest.engine.read.local import LevelReads
 from memwal.ingest.engine.read.reader import Reader

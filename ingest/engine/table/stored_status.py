@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from memwal import flush, wal
-from memwal.ingest.engine.read.stored import views_from_storage
+from memwal.ingest.engine.read.stored import StoredLevels
+from memwal.ingest.engine.region.state import ssts_status
 from memwal.ingest.engine.table.pauses import Pauses
 
 
 def status_from_storage(base: flush.BaseTable, store: wal.ObjectStore) -> dict[str, Any]:
     """Return the status of a table that no process serves; memtable rows are those of the WAL's unflushed tail."""
-    tails = {view.region: view for view in views_from_storage(base, store, "durable")}
+    tails = {view.region: view for view in StoredLevels(store).views(base, "durable")}
     regions = []
     for bucket, region in enumerate(base.regions):
         manifest = wal.ManifestStore(store, region).latest()
@@ -63,14 +64,5 @@ def _region(
         "flush_error": None,
         "last_errors": {},
         "behind": None,
-        "ssts": [
-            {
-                "generation": sst.generation,
-                "path": sst.path,
-                "rows": sst.physical_rows,
-                "bytes": sst.in_memory_bytes,
-                "committed": sst.generation <= committed,
-            }
-            for sst in manifest.ssts
-        ],
+        "ssts": [sst | {"committed": sst["generation"] <= committed} for sst in ssts_status(manifest)],
     }

@@ -1,8 +1,12 @@
-"""Maintain an open table: flush, commit, detect other processes' commits, collect garbage.
+"""Maintain an open table: flush, commit, detect other processes' commits, collect garbage; decide when a commit is due.
 
 Several processes may share the table, each with some of its regions. The owner of the first region leads: it commits
 the SSTs of all, using the backlogs that the others report, and removes files that belong to no region. Each process
 flushes its own memtables and collects its own regions' garbage.
+
+`commit.interval` bounds how long a durable row stays out of the base table, so `decide` takes the oldest waiting row,
+whether it is in an SST or still in a memtable. Many waiting SSTs or bytes are committed earlier. If no row waits,
+nothing is done.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Literal
 from uuid import UUID
 
 from memwal import flush, wal
@@ -21,14 +26,50 @@ from memwal.flush.commits.report import HeldBack
 from memwal.ingest import tracing
 from memwal.ingest.engine.read.reader import Reader
 from memwal.ingest.engine.read.sst_cache import CACHE_BYTES
-from memwal.ingest.engine.region.backlog import Backlog
+from memwal.ingest.engine.region.state import Backlog
 from memwal.ingest.engine.region.writer import RegionWriter
-from memwal.ingest.engine.table.commit_policy import CommitLimits
 from memwal.ingest.engine.table.garbage import Ages
 from memwal.ingest.engine.table.maintenance import BaseUpkeep
 from memwal.ingest.engine.table.regions import RegionSet
 from memwal.ingest.errors import MemWalError, classify
 from memwal.ingest.log_limit import LogLimit
+
+Decision = Literal["nothing", "commit", "flush"]
+"""`flush`: publish the memtables, then commit; `commit`: commit the published SSTs."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommitLimits:
+    """Seconds, SSTs of one region, bytes of all regions. See the section [commit]; with `interval` 0 nothing is due."""
+
+    interval: float
+    ssts_max: int
+    size_max: int
+
+
+def flush_due(regions: Sequence[Backlog], limits: CommitLimits) -> bool:
+    """Return whether to publish the memtables when another process commits.
+
+    The flush is due after half of the interval, so that the other process finds the rows in an SST before they are due.
+    """
+    oldest = max((region.unflushed for region in regions if region.unflushed is not None), default=None)
+    return oldest is not None and limits.interval > 0 and oldest >= limits.interval / 2
+
+
+def decide(regions: Sequence[Backlog], limits: CommitLimits, lead: float) -> Decision:
+    """Return the action to take now. `lead`: seconds that flush and commit will take, plus those until the next
+    decision.
+
+    A lead above half the interval counts as half: back-to-back commits would slow down slow storage further.
+    """
+    if limits.interval <= 0:
+        return "nothing"
+    oldest = max((region.age for region in regions if region.age is not None), default=None)
+    if oldest is not None and oldest + min(lead, limits.interval / 2) >= limits.interval:
+        return "flush"
+    many = any(region.ssts >= limits.ssts_max for region in regions)
+    return "commit" if many or sum(region.size for region in regions) >= limits.size_max else "nothing"
+
 
 _LOG = logging.getLogger("memwal.table")
 

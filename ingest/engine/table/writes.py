@@ -3,11 +3,13 @@
 No region may write its part before all parts are valid, so rows for several regions are first checked as a whole. A
 caller that stops waiting withdraws the writes that no region has begun. A region finishes a write that it has begun,
 and the caller gets an unknown outcome; the call returns only when the region has its own copy of the rows.
+
+`RegionDeletes` has the steps of a delete by filter in these regions; see `api.deletes`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
@@ -16,20 +18,29 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 
-from memwal.ingest.caller import LOOK_EVERY, Caller, given_up, present
+from memwal import flush
+from memwal.ingest.caller import LOOK_EVERY, Caller, expect_waiting, given_up, present
 from memwal.ingest.engine.api.arguments import seconds, yes_or_no
 from memwal.ingest.engine.api.deletes import Where
 from memwal.ingest.engine.api.keys import normalise_keys
 from memwal.ingest.engine.api.rows import Deletes, first_of_each_key, split_deletes
-from memwal.ingest.engine.api.tokens import Receipt, Token, check_rises
+from memwal.ingest.engine.api.tokens import Ack, Receipt, Token, check_rises
 from memwal.ingest.engine.read.levels import RegionView, Reshaped
 from memwal.ingest.engine.read.reader import Reader
 from memwal.ingest.engine.region.admission import Admission
-from memwal.ingest.engine.region.write_queue import Ack, Write
+from memwal.ingest.engine.region.write_queue import Write
 from memwal.ingest.engine.region.writer import RegionWriter
 from memwal.ingest.engine.table.columns import TableColumns
 from memwal.ingest.engine.table.regions import RegionSet
-from memwal.ingest.errors import FencedError, Invalid, MemWalError, Unavailable, UnknownOutcome, classify
+from memwal.ingest.errors import (
+    FencedError,
+    Invalid,
+    MemWalError,
+    Unavailable,
+    UnknownOutcome,
+    classify,
+    translate_errors,
+)
 from memwal.memtable import TOMBSTONE, tombstones
 from memwal.wal import Clock, OutcomeUnknown
 from memwal.wal.panics import panics_as_errors
@@ -73,14 +84,7 @@ class TableWrites:
         parts = [(to, Write(part, durable, token, deletes, shape=shape, where=where)) for to, part in split]
         if found is not None:
             found.capture([to.view() for to, _ in parts])
-        acks = self.acks(parts, timeout, found)
-        return Receipt(
-            rows.num_rows,
-            any(ack.applied for ack in acks.values()) if acks else True,
-            {region: ack.position for region, ack in acks.items()},
-            sum(ack.skipped for ack in acks.values()),
-            {region: ack.counts for region, ack in acks.items()},
-        )
+        return _receipt(rows.num_rows, self.acks(parts, timeout, found))
 
     def delete(
         self, keys: Any, token: Token | None, *, durable: bool, timeout: float | None, where: Where | None = None
@@ -129,9 +133,11 @@ class TableWrites:
         try:
             return self._written(parts, timeout, found)
         except (Reshaped, UnknownOutcome):
-            refused = [(to, each) for to, each in parts if _met_other_columns(each)]
+            answered = [(to, each) for to, each in parts if each.done.done()]
+            refused = [(to, each) for to, each in answered if isinstance(each.done.exception(), Reshaped)]
             if refused:
-                self._follow()
+                for published in self._columns.take_over():
+                    published()
             acked = {to.name: each.done.result() for to, each in parts if _is_acked(each)}
             if not refused or len(refused) + len(acked) < len(parts):
                 raise
@@ -150,10 +156,6 @@ class TableWrites:
             if "positions" in error.details:  # needed to send the rest: the positions belong to this routing
                 error.details["routing"] = self._columns.base.routing_version
             raise
-
-    def _follow(self) -> None:
-        for published in self._columns.take_over():
-            published()
 
     def _split(self, admission: Admission, rows: pa.Table, deletes: bool) -> list[tuple[RegionWriter, pa.Table]]:
         """Return the rows by region, in order. Raises: InvalidRows, Invalid for wrong rows, if they go to several
@@ -233,10 +235,6 @@ def _is_acked(write: Write) -> bool:
     return write.done.done() and write.done.exception() is None
 
 
-def _met_other_columns(write: Write) -> bool:
-    return write.done.done() and isinstance(write.done.exception(), Reshaped)
-
-
 def _of_several(errors: Sequence[BaseException], acks: Mapping[str, Ack]) -> BaseException:
     """Return the error of a call if some regions failed. Unavailable would promise that nothing was applied.
 
@@ -251,20 +249,21 @@ def _of_several(errors: Sequence[BaseException], acks: Mapping[str, Ack]) -> Bas
     partly = UnknownOutcome(
         f"{len(acks)} of {len(acks) + len(errors)} regions applied their rows, the others did not: {errors[0]}; "
         "retry with the same token",
-        kinds[0].details | (_in_details(acks) if surely else {}),
+        kinds[0].details | (asdict(_receipt(sum(ack.rows for ack in acks.values()), acks)) if surely else {}),
     )
     partly.__cause__ = errors[0]
     return partly
 
 
-def _in_details(acks: Mapping[str, Ack]) -> dict[str, Any]:
-    return {
-        "rows": sum(ack.rows for ack in acks.values()),
-        "positions": {region: ack.position for region, ack in acks.items()},
-        "applied": any(ack.applied for ack in acks.values()),
-        "skipped": sum(ack.skipped for ack in acks.values()),
-        "regions": {region: asdict(ack.counts) for region, ack in acks.items()},
-    }
+def _receipt(rows: int, acks: Mapping[str, Ack]) -> Receipt:
+    """Return the receipt of a write of `rows` rows to regions that answered with `acks`."""
+    return Receipt(
+        rows,
+        any(ack.applied for ack in acks.values()) if acks else True,
+        {region: ack.position for region, ack in acks.items()},
+        sum(ack.skipped for ack in acks.values()),
+        {region: ack.counts for region, ack in acks.items()},
+    )
 
 
 def _error(writer: RegionWriter, write: Write, until: float | None, clock: Clock) -> BaseException | None:
@@ -303,3 +302,55 @@ def _leave(write: Write, clock: Clock) -> bool:
     while not write.copied and not write.done.done():
         clock.sleep(_COPYING)
     return False
+
+
+_LOOK_EVERY = 0.5
+"""Seconds between two checks whether a load is still in progress."""
+
+
+class RegionDeletes:
+    """Delete pieces of keys, and record tokens.
+
+    Thread safety. Every method from any thread. Errors. Only `ingest.errors` kinds.
+    """
+
+    def __init__(self, columns: TableColumns, regions: RegionSet, writes: TableWrites, reader: Reader) -> None:
+        self._columns, self._regions, self._writes, self._reader = columns, regions, writes, reader
+
+    @translate_errors
+    def base_version(self) -> int:
+        """Return the newest version of the base table."""
+        return self._reader.base().version
+
+    @translate_errors
+    def piece(self, keys: Any, where: Where, *, durable: bool, token: Token | None, timeout: float | None) -> Receipt:
+        """Delete those of `keys` (as for `get`) whose newest row passes `where`, unless their region has applied
+        `token`.
+
+        The token is not recorded. The receipt's `skipped` counts the rows that stay. The call waits for loads past the
+        log. Raises: as `Operations.put`.
+        """
+        context = self._columns.admission.context
+        clock, began = context.clock, context.clock.monotonic()
+        patience = context.wal_options.put_timeout if timeout is None else timeout
+        while flush.end_abandoned(context.store, self._reader.base, clock):
+            expect_waiting()
+            if clock.monotonic() - began >= patience:
+                raise Unavailable("a load into the table is under way; call the delete again when it has ended")
+            clock.sleep(min(_LOOK_EVERY, patience))
+        left = None if timeout is None else max(0.001, timeout - (clock.monotonic() - began))
+        return self._writes.delete(keys, token, durable=durable, timeout=left, where=where)
+
+    @translate_errors
+    def record(
+        self, token: Token, *, durable: bool, timeout: float | None, regions: Iterable[UUID] | None = None
+    ) -> dict[str, int]:
+        """Record `token` as applied in `regions` (None: all); return the WAL position of each, 0 if not durable yet.
+
+        A region that has applied it is not changed. Raises: as `Operations.put`.
+        """
+        context = self._columns.admission.context
+        nothing = context.schema.empty_table().drop_columns(TOMBSTONE)
+        writers = self._regions.of(self._regions.order if regions is None else regions)
+        writes = [(to, Write(nothing, durable, token, shape=context.shape)) for to in writers]
+        return {region: ack.position for region, ack in self._writes.acks(writes, timeout).items()}

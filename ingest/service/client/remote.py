@@ -19,16 +19,15 @@ import pyarrow as pa
 
 from memwal.flush import CommitReport
 from memwal.ingest import tracing
-from memwal.ingest.engine.api.arguments import keys_or_filter, seconds, yes_or_no
+from memwal.ingest.engine.api.arguments import check_encoding, keys_or_filter, seconds, yes_or_no
 from memwal.ingest.engine.api.deletes import FilterDelete
-from memwal.ingest.engine.api.encoding import check_encoding
+from memwal.ingest.engine.api.explanation import Watch, heard
 from memwal.ingest.engine.api.keys import normalise_keys
 from memwal.ingest.engine.api.missing import CallersColumns, Missing, missing_rule
 from memwal.ingest.engine.api.operations import Operations
 from memwal.ingest.engine.api.reads import READS, check_level
 from memwal.ingest.engine.api.rows import as_table, size_bound
 from memwal.ingest.engine.api.tokens import Applied, HighestTokens, Receipt, Token, TokenLike
-from memwal.ingest.engine.api.watch import Watch, heard
 from memwal.ingest.errors import NOT_OWNER, RESIZED, Invalid, MemWalError, Unavailable, translate_errors
 from memwal.ingest.protocol import known
 from memwal.ingest.service.client.changes import RemoteChanges

@@ -21,12 +21,10 @@ from memwal.flush import WriteRules
 from memwal.flush.base.sharding import Routing
 from memwal.ingest.engine.api.fusion import best_of_arms
 from memwal.ingest.engine.api.missing import keeps
-from memwal.ingest.engine.api.ordering import first_rows
+from memwal.ingest.engine.api.ordering import first_rows, in_rank
 from memwal.ingest.engine.api.reads import ReadKind
 from memwal.ingest.engine.api.results import RowStream, gathered
-from memwal.ingest.engine.api.row_checker import RowChecker
-from memwal.ingest.engine.api.rows import first_of_each_key
-from memwal.ingest.engine.api.ties import in_rank
+from memwal.ingest.engine.api.rows import RowChecker, first_of_each_key
 from memwal.ingest.engine.table.pauses import merged as merged_pauses
 from memwal.ingest.errors import BUSY, Unavailable
 from memwal.ingest.protocol import known

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pydantic import SecretStr
 
 from memwal.flush import BaseTable
-from memwal.ingest.engine.api.row_checker import RowChecker
+from memwal.ingest.engine.api.rows import RowChecker
 from memwal.ingest.refusals import expect_routing
 from memwal.ingest.secret_refs import resolve
 from memwal.memtable import MemTable, row_schema

@@ -45,7 +45,7 @@ from typing import Any
 from uuid import UUID
 
 from memwal import wal
-from memwal.ingest.engine.region.backlog import Backlog
+from memwal.ingest.engine.region.state import Backlog
 from memwal.ingest.engine.region.writer import RegionWriter
 from memwal.ingest.engine.table.embedded import Table
 from memwal.ingest.errors import MemWalError, classify

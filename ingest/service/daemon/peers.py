@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from memwal.ingest import protocol
-from memwal.ingest.engine.region.backlog import Backlog
+from memwal.ingest.engine.region.state import Backlog
 from memwal.ingest.errors import PROTOCOL, MemWalError, denies_access
 from memwal.ingest.protocol import known, refusal_of_daemon
 from memwal.ingest.service.daemon.placement import Answer

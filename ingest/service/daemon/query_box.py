@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 
 from memwal.ingest.engine.api.keys import parse_key
-from memwal.ingest.engine.api.python_times import python_rows
 from memwal.ingest.engine.api.reads import Reads, check_level
+from memwal.ingest.engine.api.results import python_rows
 from memwal.ingest.errors import Invalid
 from memwal.ingest.suggest import suggestion
 from memwal.memtable import IndexSpec

@@ -59,7 +59,7 @@ from memwal.ingest.engine.api.explanation import Explanation
 from memwal.ingest.engine.api.reads import READS, Reads
 from memwal.ingest.engine.api.results import RowStream
 from memwal.ingest.engine.api.tokens import Token
-from memwal.ingest.engine.region.backlog import Backlog
+from memwal.ingest.engine.region.state import Backlog
 from memwal.ingest.engine.table.embedded import Table
 from memwal.ingest.errors import Invalid, MemWalError, Unavailable, UnknownOutcome
 from memwal.ingest.protocol import expect_known

@@ -28,7 +28,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from memwal.ingest.engine.api.encoding import check_encoding
+from memwal.ingest.engine.api.arguments import check_encoding
 from memwal.ingest.errors import LOST, UNAUTHENTICATED, Internal, Invalid, MemWalError, Unavailable, from_wire, to_wire
 from memwal.wal.errors import first_line
 

@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from memwal.ingest.engine.api.python_times import python_values
+from memwal.ingest.engine.api.results import python_values
 from memwal.ingest.service.client.target import Target
 from memwal.ingest.spark.source.columns import PROBLEM, RAW_VALUE, of_table, rows_and_deletes
 from memwal.ingest.spark.source.files import UNREADABLE

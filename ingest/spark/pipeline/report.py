@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from memwal.ingest.engine.api.python_times import python_rows, python_values
+from memwal.ingest.engine.api.results import python_rows, python_values
 from memwal.ingest.service.client.remote import RemoteTable
 from memwal.ingest.spark.pipeline.figures import Figures
 from memwal.memtable import IndexSpec

@@ -70,10 +70,6 @@ def _no_field(asked: Asked, match: re.Match[str]) -> str:
     return f"column '{name:.200}' does not exist{hint}"
 
 
-def _no_table(asked: Asked, match: re.Match[str]) -> str:
-    return f"table '{match[1]:.200}' does not exist{suggestion(match[1], asked.tables)}"
-
-
 def _memory(asked: Asked, _: re.Match[str]) -> str:
     return (
         f"the query needs more than {asked.memory >> 20} MiB of memory at once; sorts and groups use files, but the "
@@ -85,7 +81,9 @@ _READS = "{} is refused: sql only reads; put and delete change a table"
 _MESSAGES: Mapping[str, str | Callable[[Asked, re.Match[str]], str]] = {
     r'(?s:ParserError\("(.*?)"\))': _syntax,
     r"No field named (.+?)\.(?=\s|$)": _no_field,
-    r"table '(?:datafusion\.public\.)?(.+?)' not found": _no_table,
+    r"table '(?:datafusion\.public\.)?(.+?)' not found": lambda asked, match: (
+        f"table '{match[1]:.200}' does not exist{suggestion(match[1], asked.tables)}"
+    ),
     r"(?:(?:DDL|DML|Statement) not supported|Unsupported SQL statement): (\w+)": _READS,
     r"Placeholder '\$?(.+?)' was not provided a value": "${0} has no value; give one in parameters={{{0!r}: …}}",
     r"No function matches the given name and argument types '(.+?)'\.": "no function takes {}; cast the arguments",
