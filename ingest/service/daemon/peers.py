@@ -1,13 +1,12 @@
 """Check the other daemons of a table, with one thread for each, so that a silent one delays no other check.
 
-A check is the Flight action "regions". It returns the peer's regions, and shows the peer that this daemon is alive. A
+A check is the operation "regions". It returns the peer's regions, and shows the peer that this daemon is alive. A
 refused connection means that the peer's process has ended. A timeout means that it hangs, is busy or is unreachable.
 A peer that rejects the credentials counts as alive and keeps its regions.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -19,15 +18,14 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from memwal.ingest import protocol
 from memwal.ingest.engine.region.backlog import Backlog
 from memwal.ingest.errors import PROTOCOL, MemWalError, denies_access
 from memwal.ingest.protocol import known, refusal_of_daemon
 from memwal.ingest.service.daemon.placement import Answer
 from memwal.ingest.service.rpc.connection import Connection
 from memwal.ingest.service.rpc.credentials import Access, bearer
+from memwal.ingest.service.rpc.exchange import command_of, exchanged, message_of
 from memwal.ingest.service.rpc.tls import ClientTls
-from memwal.ingest.service.rpc.wire import pack
 from memwal.ingest.threads import Worker
 from memwal.wal import Released, WalError
 
@@ -180,9 +178,9 @@ class Peer:
                 tls = self._tls.flight_options()
                 self._client = flight.FlightClient(self.endpoint, generic_options=_OPTIONS, **tls)
             client = self._client
-        action = flight.Action(name, pack({"from": self._me, "protocol": str(protocol.OURS), **request}))
-        results = list(client.do_action(action, flight.FlightCallOptions(timeout=timeout, headers=self._headers)))
-        answer: dict[str, Any] = json.loads(results[0].body.to_pybytes())
+        options = flight.FlightCallOptions(timeout=timeout, headers=self._headers)
+        command = command_of(name, {"from": self._me, **request})
+        answer: dict[str, Any] = exchanged(client, command, options, lambda _, reader: message_of(reader))
         return answer
 
     def _drop(self) -> None:
