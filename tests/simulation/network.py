@@ -30,7 +30,7 @@ import memwal.ingest.service.rpc.connection
 from memwal.ingest.engine.table.embedded import Table
 from memwal.ingest.service.daemon.limits import Calls, Limits
 from memwal.ingest.service.daemon.operations import Permissions
-from memwal.ingest.service.daemon.place import Place
+from memwal.ingest.service.daemon.peers import Place
 from memwal.ingest.service.daemon.service import FlightService
 from memwal.ingest.service.ops.events import RecentEvents
 from memwal.ingest.service.rpc.guard import Guard

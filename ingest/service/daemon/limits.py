@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from memwal.ingest.caller import Allowance, Caller
 from memwal.ingest.errors import BUSY, SIZE, Internal, Invalid, MemWalError, Unavailable, classify
-from memwal.ingest.service.rpc.refused import Why
+from memwal.ingest.service.rpc.guard import Why
 from memwal.ingest.settings.load import DaemonSettings
 from memwal.ingest.settings.values import format_size
 from memwal.memtable.converted_size import ConvertedSize

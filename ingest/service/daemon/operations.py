@@ -15,9 +15,8 @@ import pyarrow.flight as flight
 from memwal.ingest import tracing
 from memwal.ingest.engine.api.reads import READS, Reads
 from memwal.ingest.errors import Invalid
-from memwal.ingest.service.rpc.access_log import AccessLog
 from memwal.ingest.service.rpc.guard import Guard, role_of
-from memwal.ingest.service.rpc.roles import Role
+from memwal.ingest.service.rpc.roles import AccessLog, Role
 from memwal.wal import Clock
 
 Handler = Callable[[Any, dict[str, Any]], Any]

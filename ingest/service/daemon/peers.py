@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
@@ -27,7 +28,7 @@ from memwal.ingest.service.rpc.credentials import Access, bearer
 from memwal.ingest.service.rpc.exchange import command_of, exchanged, message_of
 from memwal.ingest.service.rpc.tls import ClientTls
 from memwal.ingest.threads import Worker
-from memwal.wal import Released, WalError
+from memwal.wal import Released, SystemIds, WalError
 
 _LOG = logging.getLogger("memwal.peers")
 LOOK_EVERY, LOOK_AGAIN, LOOK_TIMEOUT = 0.25, 0.05, 1.0
@@ -44,6 +45,25 @@ _ROLE = "role"
 """Reason of an error of a daemon whose tokens give this daemon's token too low a role."""
 _UNANSWERED = (flight.FlightTimedOutError, flight.FlightCancelledError)
 _ERRORS = (flight.FlightError, pa.ArrowException, OSError)
+
+
+@dataclass
+class Place:
+    """A daemon's endpoint, and the endpoints of all daemons of its table, including its own.
+
+    The callbacks handle calls of peers: `heard` for a peer that checks this daemon, `look` for one that asks to be
+    checked, `gives` for one that requests a region (returns whether to release it).
+    """
+
+    endpoint: str = ""
+    endpoints: Sequence[str] = ()
+    heard: Callable[[str], object] = lambda _: None
+    look: Callable[[str], object] = lambda _: None
+    gives: Callable[[UUID, str], bool] = lambda *_: True
+    ends: Callable[[], bool] = lambda: False
+    """Returns whether the daemon is stopping."""
+    process: str = field(default_factory=lambda: SystemIds().entry_id())
+    """Identity of this process. A daemon that is restarted at the same endpoint has another identity."""
 
 
 class Peer:

@@ -70,7 +70,7 @@ from memwal.ingest.refusals import being_resized, expect_routing, wrong_table
 from memwal.ingest.service.daemon import fields
 from memwal.ingest.service.daemon.limits import Calls, Limits, classified, why_refused
 from memwal.ingest.service.daemon.operations import Operation, Permissions, note_rows, reads, span_of
-from memwal.ingest.service.daemon.place import Place
+from memwal.ingest.service.daemon.peers import Place
 from memwal.ingest.service.ops.events import RecentEvents
 from memwal.ingest.service.rpc import trace_headers
 from memwal.ingest.service.rpc.guard import Guard
