@@ -16,18 +16,6 @@ from memwal.ingest.service.daemon.operations import Operation
 from memwal.wal.applied import SEQUENCE_MAX
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_bool(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= SEQUENCE_MAX
-
-
 def _is_region(value: Any) -> bool:
     return isinstance(value, str) and _REGION.fullmatch(value) is not None
 
@@ -37,9 +25,14 @@ def _are_regions(value: Any) -> bool:
 
 
 _REGION = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-_A_NUMBER = (_is_number, f"a whole number from 0 to {SEQUENCE_MAX}")
-_A_TEXT, _A_BOOL = (_is_text, "a text"), (_is_bool, "true or false")
-_FORMS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+_Form = tuple[Callable[[Any], bool], str]
+_A_NUMBER: _Form = (
+    lambda value: type(value) is int and 0 <= value <= SEQUENCE_MAX,
+    f"a whole number from 0 to {SEQUENCE_MAX}",
+)
+_A_TEXT: _Form = (lambda value: isinstance(value, str), "a text")
+_A_BOOL: _Form = (lambda value: isinstance(value, bool), "true or false")
+_FORMS: Mapping[str, _Form] = {
     "op": _A_TEXT,
     "region": (_is_region, "the id of a region"),
     "regions": (_are_regions, "a list of ids of regions, each once"),
