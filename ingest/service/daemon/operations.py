@@ -57,24 +57,14 @@ class Operation:
         return next((role for name, role in self.needs_more.items() if request.get(name)), self.role)
 
 
-def arguments(read: str) -> tuple[str, ...]:
-    """Return the parameters of a method of `Reads`."""
-    return tuple(name for name in signature(getattr(Reads, read)).parameters if name != "self")
-
-
 def reads(handle: Handler) -> dict[str, Operation]:
     """Return the operations of `READS`. `handle`: executes each of them."""
-    return {
-        name: Operation(
-            "read",
-            handle,
-            " ".join(("regions", "routing", *arguments(name))),
-            kind.sends,
-            bounded=True,
-            traced=True,
-        )
-        for name, kind in READS.items()
-    }
+    operations = {}
+    for name, kind in READS.items():
+        _, *arguments = signature(getattr(Reads, name)).parameters  # without self
+        takes = " ".join(("regions", "routing", *arguments))
+        operations[name] = Operation("read", handle, takes, kind.sends, bounded=True, traced=True)
+    return operations
 
 
 class Permissions:
