@@ -5,11 +5,12 @@ differ by at most one, so the daemons of a table can be upgraded one after anoth
 
 - in the answers to "schema" and "regions", the first calls on every connection of a client and in every check of a
   peer;
-- in every other request, as `protocol`, to a daemon that has stated its own.
+- in every request, as `protocol`.
 
 A call outside the range is rejected with one line that names the process to upgrade. "schema" and "regions" are never
 rejected, so that both sides can report the mismatch; their fields `protocol`, `table`, `id`, `endpoint`, `endpoints`,
-`regions`, `claiming` and `draining` never change their meaning. A process that states no version has version 1.0.
+`regions`, `claiming` and `draining` never change their meaning. Their requests name them as `act`, because version 1
+does; version 1 also sends them as a DoAction. A process that states no version has version 1.0.
 
 A new minor version may add calls, and fields of requests and answers. A process ignores fields that it does not know.
 If a daemon must not ignore a field because its answer would differ, the request names the field in `needs`, and a
@@ -49,8 +50,11 @@ class Version:
 
 UNSTATED = Version(1, 0)
 """The version of processes that state none."""
-OURS = Version(1, 1)
-"""The version of this process. 1.1 adds the stated version, and pauses in a daemon's answers."""
+OURS = Version(2, 0)
+"""The version of this process. 1.1 added the stated version, and pauses in a daemon's answers; 2.0 has one kind of
+call, DoExchange."""
+ASK_WHO = ("schema", "regions")
+"""Operations that identify the daemon's table: answered for every version, and their requests name no table."""
 
 
 def stated(told: object) -> Version:

@@ -6,7 +6,6 @@ token, and retries if that owner rejects them. It remembers acked rows only.
 
 from __future__ import annotations
 
-import json
 import sys
 import threading
 import time
@@ -23,7 +22,7 @@ import memwal
 from memwal import wal
 from memwal.flush import BaseTable
 from memwal.ingest.service.daemon.placement import target
-from memwal.ingest.service.rpc.wire import pack
+from tests.raw_calls import message_from, rows_from
 from tests.s3_server import free_ports
 
 _OPTIONS = [("grpc.use_local_subchannel_pool", 1)]
@@ -38,12 +37,11 @@ def spread(daemons: int, regions: int) -> list[str]:
 
 
 def ask(endpoint: str, action: str, timeout: float = 5.0, **request: Any) -> Any:
-    """Call one Flight action, on a separate connection."""
+    """Call one operation, on a separate connection."""
     client = flight.FlightClient(endpoint, generic_options=_OPTIONS)
     try:
         options = flight.FlightCallOptions(timeout=timeout)
-        answer = list(client.do_action(flight.Action(action, pack(request)), options))
-        return json.loads(answer[0].body.to_pybytes())
+        return message_from(client, action, request, options)
     finally:
         client.close()
 
@@ -129,11 +127,9 @@ class Cluster:
         """Return the name of each id, from all owners; no key may occur twice."""
         found: dict[int, str] = {}
         for region, endpoint in self.owners().items():
-            ticket = flight.Ticket(
-                pack({"op": "scan", "columns": ["id", "name"], "level": "latest", "regions": [region]})
-            )
             client = flight.FlightClient(endpoint, generic_options=_OPTIONS)
-            part = client.do_get(ticket).read_all().to_pylist()
+            asked = {"columns": ["id", "name"], "level": "latest", "regions": [region]}
+            part = rows_from(client, "scan", asked).to_pylist()
             client.close()
             assert not {row["id"] for row in part} & set(found)
             assert len({row["id"] for row in part}) == len(part)

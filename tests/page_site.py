@@ -25,7 +25,7 @@ class Site:
         # Imported here, since every test process loads this module.
         from memwal.ingest.service.daemon.live import DaemonSource
         from memwal.ingest.service.daemon.pages import DaemonPages
-        from memwal.ingest.service.daemon.place import Place
+        from memwal.ingest.service.daemon.peers import Place
         from memwal.ingest.service.ops.events import RecentEvents
         from memwal.ingest.service.ops.http_server import HttpServer
         from memwal.ingest.service.ops.live import Live

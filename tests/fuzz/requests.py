@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from memwal.ingest.protocol import OURS
 from memwal.ingest.service.rpc.wire import StreamSum, pack
 from tests.fuzz.arrays import changed, hostile_array, hostile_table
 
@@ -22,8 +23,8 @@ WIDTH, KEYS = 16, 3000
 
 @dataclass(frozen=True)
 class Flight:
-    """One Flight call. `call`: get, action, exchange or put; `batches`: sent after the command, followed by
-    `closing`."""
+    """One Flight call. `call`: exchange, or action as of version 1 of the protocol; `batches`: sent after the command,
+    followed by `closing`."""
 
     call: str
     role: str
@@ -165,7 +166,6 @@ READS: tuple[Callable[[random.Random], tuple[Fields, pa.Table | None]], ...] = (
 )  # fmt: skip
 ACTIONS: dict[str, Fields] = {
     "count": {"level": "latest", "filter": "price > 5"},
-    "explained count": {"level": "latest"},
     "applied": {"producer": "fuzz", "regions": [IDS[1]], "routing": 1},
     "changes_position": {"at": "latest"},
     "regions": {},
@@ -228,6 +228,7 @@ def _hostile_fields(rng: random.Random, fields: Fields) -> Fields:
 
 
 def _packed(fields: Fields, rows: pa.Table | None) -> bytes:
+    fields = {"protocol": str(OURS), **fields}
     try:
         return pack(fields, rows)
     except (pa.ArrowException, ValueError, TypeError):
@@ -266,7 +267,7 @@ def _read_request(rng: random.Random) -> Flight:
     fields, rows = rng.choice(READS)(rng)
     what = "valid read"
     if rng.random() < 0.1:
-        fields["op"] = f"explained {fields['op']}"
+        fields["explain"] = True
     strategy = rng.random()
     if strategy < 0.45:
         fields, what = _hostile_fields(rng, fields), "hostile fields"
@@ -276,12 +277,12 @@ def _read_request(rng: random.Random) -> Flight:
     command = _packed(fields, rows)
     if 0.75 < strategy < 0.95:
         command, what = mutated(rng, command), "changed bytes"
-    return Flight(rng.choice(["get", "get", "exchange"]), rng.choice(["read", "write"]), command, what=what)
+    return Flight("exchange", rng.choice(["read", "write"]), command, what=what)
 
 
 def _action_request(rng: random.Random) -> Flight:
     name = rng.choice(list(ACTIONS))
-    fields, what, rows = dict(ACTIONS[name]), "valid action", None
+    fields, what, rows = {"op": name, **ACTIONS[name]}, "valid action", None
     strategy = rng.random()
     if strategy < 0.6:
         fields, what = _hostile_fields(rng, fields), "hostile action"
@@ -292,8 +293,9 @@ def _action_request(rng: random.Random) -> Flight:
         command, what = mutated(rng, command), "changed bytes of an action"
     role = rng.choice(["read", "write"])
     if rng.random() < 0.2:
-        return Flight("exchange", role, _packed({"act": name, **fields}, rows), what=what)
-    return Flight("action", role, command, rng.choice([name] * 20 + ["", "\x00", "x" * 3000]), what=what)
+        named = rng.choice(["schema", "regions", name, "", "\x00", "x" * 3000])
+        return Flight("action", role, command, named, what=what)
+    return Flight("exchange", role, command, what=what)
 
 
 def _write_request(rng: random.Random) -> Flight:
@@ -315,7 +317,7 @@ def _write_request(rng: random.Random) -> Flight:
     closing = total.closing()
     if rng.random() < 0.1:
         closing = rng.choice([b"", b"{}", b"null", b"[", json.dumps({"close": 10**30, "crc": -1}).encode(), b"\xff"])
-    return Flight(rng.choice(["put", "exchange"]), "write", command, batches=batches, closing=closing, what=what)
+    return Flight("exchange", "write", command, batches=batches, closing=closing, what=what)
 
 
 PATHS = (

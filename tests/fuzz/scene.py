@@ -234,19 +234,7 @@ class Scene:
         if request.call == "action":
             answer = list(client.do_action(flight.Action(request.action, command), options))
             return f"message {len(answer)}"
-        if request.call == "get":
-            return _read_rows(client.do_get(flight.Ticket(command), options))
-        descriptor = flight.FlightDescriptor.for_command(command)
-        if request.call == "put":
-            schema = request.batches[0].schema if request.batches else pa.schema([])
-            writer, answers = client.do_put(descriptor, schema, options)
-            with suppress(flight.FlightError, pa.ArrowException):
-                _write(writer, request)
-            try:
-                return "message" if answers.read() is not None else "nothing"
-            finally:
-                writer.close()
-        writer, reader = client.do_exchange(descriptor, options)
+        writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(command), options)
         try:
             with suppress(flight.FlightError, pa.ArrowException):
                 if request.batches:
@@ -254,7 +242,7 @@ class Scene:
                     _write(writer, request)
                 else:
                     writer.done_writing()
-            return _read_rows(reader)
+            return _read_answer(reader)
         finally:
             with suppress(flight.FlightError, pa.ArrowException, OSError):
                 writer.close()
@@ -268,14 +256,9 @@ def _write(writer: Any, request: Flight) -> None:
     writer.done_writing()
 
 
-def _read_rows(reader: Any) -> str:
-    rows = 0
-    while True:
-        try:
-            chunk = reader.read_chunk()
-        except StopIteration:
-            return "rows"
-        rows += 0 if chunk.data is None else chunk.data.num_rows
+def _read_answer(reader: Any) -> str:
+    chunks = list(reader)
+    return "rows" if not chunks or chunks[0].data is not None else "message"
 
 
 def _kind(error: flight.FlightError) -> str:

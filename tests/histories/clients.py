@@ -26,8 +26,8 @@ import pyarrow.flight as flight
 
 import memwal
 from memwal.flush import BaseTable
-from memwal.ingest.service.rpc.wire import pack
 from tests.histories.record import Operation, Recorder
+from tests.raw_calls import rows_from
 
 T = TypeVar("T")
 Keys = Mapping[int, Sequence[int]]
@@ -304,12 +304,12 @@ class Prober(Client):
         if endpoint not in self._clients:
             self._clients[endpoint] = flight.FlightClient(endpoint, generic_options=_OPTIONS)
         columns = [self.orders.key, self.orders.column]
-        asked = {"op": "scan", "columns": columns, "level": "latest", "regions": [self.orders.regions[region]]}
+        asked = {"columns": columns, "level": "latest", "regions": [self.orders.regions[region]]}
         asked |= {"filter": self.orders.filter} if self.orders.filter else {}
         begun = self.begun("read", region, keys=self.orders.keys[region], level="latest")
         try:
             options = flight.FlightCallOptions(timeout=self.chance.choice((1.0, 3.0)))
-            found = self.rows(self._clients[endpoint].do_get(flight.Ticket(pack(asked)), options).read_all())
+            found = self.rows(rows_from(self._clients[endpoint], "scan", asked, options))
         except (flight.FlightError, pa.ArrowException, OSError) as error:
             begun.failed(error)
             self._clients.pop(endpoint).close()

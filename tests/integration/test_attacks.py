@@ -18,7 +18,7 @@ from memwal.ingest.engine.table.embedded import Table
 from memwal.ingest.refusals import expect_routing
 from memwal.ingest.service.client.remote import RemoteTable
 from memwal.ingest.service.daemon.balancer import Balancer
-from memwal.ingest.service.daemon.place import Place
+from memwal.ingest.service.daemon.peers import Place
 from memwal.ingest.service.daemon.service import FlightService
 from memwal.ingest.service.rpc.connection import Connection
 from memwal.ingest.settings.load import Settings, load

@@ -22,7 +22,6 @@ import memwal
 from memwal.ingest.engine.read.levels import CaptureOvertaken
 from memwal.ingest.engine.read.traced import Trace
 from memwal.ingest.engine.region.core import RegionCore
-from memwal.ingest.service.daemon import service
 from memwal.ingest.service.daemon.service import FlightService
 from tests.conftest import INDEXES, SCHEMA, Made, Ran
 
@@ -292,13 +291,6 @@ def test_without_explain_nothing_is_measured(way: str, ways: Any, monkeypatch: p
     monkeypatch.setattr(Trace, "__init__", never)
     for read in READS.values():
         read(ways[way])
-
-
-def test_an_older_daemon_refuses_to_explain_and_answers_otherwise(ways: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "read_named", lambda name: (name, False))  # as in releases that do not explain reads
-    with pytest.raises(memwal.Invalid, match="does not know the read 'explained get'"):
-        explained(ways["one daemon"].get, KEYS)
-    assert ways["one daemon"].get(KEYS).num_rows == 3
 
 
 def test_rows_without_a_key_hide_none(uri: str) -> None:

@@ -19,8 +19,8 @@ from memwal.ingest.errors import Invalid, Unavailable
 from memwal.ingest.service.daemon.limits import Limits
 from memwal.ingest.service.daemon.service import FlightService
 from memwal.ingest.service.rpc.connection import BATCH_BYTES, Connection
+from memwal.ingest.service.rpc.exchange import OpenRead, command_of
 from memwal.ingest.service.rpc.guard import Guard
-from memwal.ingest.service.rpc.wire import pack
 from memwal.ingest.settings.sections import DaemonSettings
 from tests.page_site import Site
 
@@ -126,20 +126,19 @@ def test_a_scan_counts_as_a_call_until_its_end_and_no_longer(
     with flight.connect(served.endpoint) as raw:
         for _ in range(3):  # streams that are dropped before their first batch
             wait_until(lambda: under_way() < 2)
-            reader = raw.do_get(flight.Ticket(pack({"op": "scan", "level": "latest"})), options)
-            del reader
+            read = OpenRead(raw, command_of("scan", {"level": "latest"}), options)
+            del read
     wait_until(lambda: under_way() == 0)
     assert served.refused("busy") == 0
 
 
 def test_what_ends_the_waiting_of_puts_is_taken_however_many_calls_are_under_way(serve: Callable[..., Served]) -> None:
     served = serve(calls=1)
-    call = served.service._calls.enter()
-    served.connection.act("flush", None, 30)
-    assert served.connection.act("commit", None, 30)["ssts"] == 1
-    with pytest.raises(Unavailable, match="calls already"):
-        served.connection.act("status", None, 30)
-    call.end()
+    with served.service._calls.enter():
+        served.connection.act("flush", None, 30)
+        assert served.connection.act("commit", None, 30)["ssts"] == 1
+        with pytest.raises(Unavailable, match="calls already"):
+            served.connection.act("status", None, 30)
 
 
 # ---- sizes -----------------------------------------------------------------------------------------------------------

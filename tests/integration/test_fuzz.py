@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from memwal.ingest.protocol import OURS
 from memwal.ingest.service.rpc.wire import StreamSum, pack
 from tests.conftest import extent
 from tests.fuzz.planted import PLANTED
@@ -51,12 +52,16 @@ COUNTS: dict[str, tuple[dict[str, Any], pa.Table | None]] = {
 }
 
 
+def stated(fields: dict[str, Any], rows: pa.Table | None = None) -> bytes:
+    return pack({"protocol": str(OURS), **fields}, rows)
+
+
 @pytest.mark.parametrize(("fields", "rows"), COUNTS.values(), ids=COUNTS)
 def test_a_number_of_rows_is_no_amount_of_memory(
     attacked: Scene, fields: dict[str, Any], rows: pa.Table | None
 ) -> None:
     attacked.start()
-    asked = Flight("get", "read", pack({"filter": None, **fields}, rows))
+    asked = Flight("exchange", "read", stated({"filter": None, **fields}, rows))
     assert judged(attacked, asked, report := Report()) == ""
     assert list(report.answers) == ["rows"]
 
@@ -85,12 +90,12 @@ HOSTILE = {
 def test_keys_are_validated_and_counted_before_they_are_read(attacked: Scene, call: str, rows: pa.Table) -> None:
     attacked.start()
     if call == "get":
-        asked = Flight("get", "read", pack({"op": "get", "level": "latest"}, rows))
+        asked = Flight("exchange", "read", stated({"op": "get", "level": "latest"}, rows))
     else:
         total = StreamSum()
         total.add(rows.to_batches()[0])
         fields = {"op": "write", "delete": True, "durable": True, "token": None, "timeout": None}
-        asked = Flight("put", "write", pack(fields), batches=rows.to_batches(), closing=total.closing())
+        asked = Flight("exchange", "write", stated(fields), batches=rows.to_batches(), closing=total.closing())
     attacked.forget_peak()
     before, _ = attacked.memory()
     assert judged(attacked, asked, report := Report()) == ""
@@ -114,7 +119,7 @@ def test_a_field_of_another_form_is_refused_as_such(attacked: Scene, fields: dic
     batches = pa.table({"id": [1]}).to_batches()
     total = StreamSum()
     total.add(batches[0])
-    asked = Flight("put", "write", pack(fields), batches=batches, closing=total.closing())
+    asked = Flight("exchange", "write", stated(fields), batches=batches, closing=total.closing())
     assert judged(attacked, asked, report := Report()) == ""
     assert list(report.answers) == ["INVALID"]
 

@@ -19,18 +19,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import memwal
-from memwal.ingest.engine.api.reads import READS
+from memwal.ingest.protocol import ASK_WHO, OURS
 from memwal.ingest.service.daemon.limits import Limits
-from memwal.ingest.service.daemon.permissions import role_for
 from memwal.ingest.service.daemon.service import FlightService
 from memwal.ingest.service.ops.http_server import BRIEF, OPEN
 from memwal.ingest.service.ops.live_server import QUERY_BYTES
+from memwal.ingest.service.rpc.exchange import rows_of
 from memwal.ingest.service.rpc.guard import Guard
 from memwal.ingest.service.rpc.roles import Role
-from memwal.ingest.service.rpc.wire import StreamSum, explained, pack
+from memwal.ingest.service.rpc.wire import StreamSum, pack
 from memwal.ingest.settings.sections import DaemonSettings
 from tests.integration.test_http_limits import HOST, sent, status
 from tests.page_site import Site
+from tests.raw_calls import message_from
 
 TOKENS = {"read": "the-readers-token", "write": "the-writers-token", "admin": "the-admins-token"}
 GUARDED = DaemonSettings(token="env:ADMIN", write_token="env:WRITE", read_token="env:READ")
@@ -42,6 +43,7 @@ PAD = {"pad": "x" * MESSAGE}
 LARGE = pa.table({"id": [7, 8, 9], "v": ["x" * 90_000] * 3}, schema=SCHEMA)
 GARBAGE = b"\xff\xff\xff\xff\x00{" + b"\x9f" * 60
 LEVEL = {"level": "latest"}
+STATED = {"protocol": str(OURS)}
 
 
 class Served:
@@ -71,8 +73,7 @@ class Served:
             assert told not in said, said
 
     def expect_healthy(self) -> None:
-        listed = self.raw.do_action(flight.Action("status", pack({})), options("admin"))
-        assert json.loads(next(iter(listed)).body.to_pybytes())["regions"][0]["state"] == "serving"
+        assert message_from(self.raw, "status", {}, options("admin"))["regions"][0]["state"] == "serving"
         assert self.site.ask("GET", "/health/readyz")[0] == 200
 
     def close(self) -> None:
@@ -112,26 +113,12 @@ class Case:
     """Fields of the request."""
 
     def packed(self, served: Served, **more: Any) -> bytes:
-        text = json.dumps({**self.request, **more}).replace('"REGION"', json.dumps(served.region))
+        text = json.dumps({**self.request, **STATED, **more}).replace('"REGION"', json.dumps(served.region))
         return pack(json.loads(text), self.rows)
 
 
-def act(name: str) -> Send:
+def action(name: str) -> Send:
     return lambda served, body, called: list(served.raw.do_action(flight.Action(name, body), called))
-
-
-def get(served: Served, body: bytes, called: flight.FlightCallOptions) -> object:
-    return served.raw.do_get(flight.Ticket(body), called).read_all()
-
-
-def put(rows: pa.Table = ROWS, *, closed: bool = True) -> Send:
-    def send(served: Served, body: bytes, called: flight.FlightCallOptions) -> object:
-        writer, reader = served.raw.do_put(flight.FlightDescriptor.for_command(body), rows.schema, called)
-        with writer:
-            write(writer, rows, closed=closed)
-            return reader.read()
-
-    return send
 
 
 def exchange(rows: pa.Table | None = None, *, closed: bool = True) -> Send:
@@ -160,7 +147,6 @@ def write(writer: Any, rows: pa.Table, *, closed: bool) -> None:
 
 ACTS: Mapping[str, Mapping[str, Any]] = {
     "count": {"filter": None, **LEVEL},
-    "explained count": {"filter": None, **LEVEL},
     "applied": {"producer": "query", "regions": ["REGION"], "routing": 1},
     "changes_position": {"at": "latest"},
     "record": {"token": "a:1", "durable": True, "regions": ["REGION"], "routing": 1},
@@ -191,23 +177,29 @@ GETS: Mapping[str, tuple[Mapping[str, Any], pa.Table | None]] = {
     "candidates": ({}, VECTOR),
     "changes": ({}, None),
 }
+OPERATIONS = FlightService.operations
 CASES: dict[str, Case] = {
-    **{f"do_action {name}": Case(act(name), role_for(name, {}), request) for name, request in ACTS.items()},
-    **{f"do_put {name}": Case(put(), "write", request) for name, request in PUTS.items()},
+    **{f"do_action {name}": Case(action(name), "read", ACTS[name]) for name in ASK_WHO},
     **{
-        f"do_get {name}": Case(get, "read", {"op": name, **LEVEL, **asked}, rows)
-        for name, (asked, rows) in GETS.items()
-    },
-    **{
-        f"do_exchange {name}": Case(exchange(), role_for(name, {}), {"act": name, **request})
+        f"do_exchange {name}": Case(exchange(), OPERATIONS[name].role, {"op": name, **request})
         for name, request in ACTS.items()
     },
-    **{f"do_exchange {name}": Case(exchange(ROWS), "write", PUTS[name]) for name in ("write", "delete")},
+    **{f"do_exchange {name}": Case(exchange(ROWS), "write", request) for name, request in PUTS.items()},
     **{
         f"do_exchange {name}": Case(exchange(), "read", {"op": name, **LEVEL, **asked}, rows)
         for name, (asked, rows) in GETS.items()
     },
 }
+
+
+def put(served: Served, body: bytes, called: flight.FlightCallOptions) -> object:
+    writer, reader = served.raw.do_put(flight.FlightDescriptor.for_command(body), ROWS.schema, called)
+    with writer:
+        writer.write_table(ROWS)
+        writer.done_writing()
+        return reader.read()
+
+
 ABSENT: dict[str, Send] = {
     "list_flights": lambda served, body, called: list(served.raw.list_flights(body, called)),
     "list_actions": lambda served, _, called: list(served.raw.list_actions(called)),
@@ -219,6 +211,11 @@ ABSENT: dict[str, Send] = {
     ),
 }
 """Flight calls that a daemon does not implement."""
+OLD: dict[str, Send] = {
+    "do_get": lambda served, body, called: rows_of(served.raw.do_get(flight.Ticket(body), called)),
+    "do_put": put,
+}
+"""Flight calls of version 1 of the protocol."""
 
 
 def no_columns(found: flight.SchemaResult) -> None:
@@ -257,17 +254,14 @@ def refusal(served: Served, send: Send, body: bytes, token: str | None) -> tuple
 
 def test_every_way_into_the_service_has_a_case(served: Served) -> None:
     methods = {name for name in dir(flight.FlightServerBase) if not name.startswith("_")} - _OF_SERVERS
-    assert methods == {name.partition(" ")[0] for name in CASES} | set(ABSENT)
-    assert set(ACTS) == set(served.service._actions())
-    reads = {name for name, kind in READS.items() if not kind.counts}
-    assert set(GETS) == reads | {"changes"}
-    assert set(ACTS) >= {name for read, kind in READS.items() if kind.counts for name in (read, explained(read))}
+    assert methods == {name.partition(" ")[0] for name in CASES} | set(ABSENT) | set(OLD)
+    assert {*ACTS, *PUTS, *GETS} == set(OPERATIONS)
 
 
-@pytest.mark.parametrize("name", [*CASES, *ABSENT])
+@pytest.mark.parametrize("name", [*CASES, *ABSENT, *OLD])
 def test_a_caller_without_the_right_token_is_refused(served: Served, name: str) -> None:
     case = CASES.get(name)
-    send, body = (ABSENT[name], b"") if case is None else (case.send, case.packed(served))
+    send, body = ((ABSENT | OLD)[name], b"") if case is None else (case.send, case.packed(served))
     for token in (None, UNKNOWN, ""):
         kind, message, why = refusal(served, send, body, token)
         assert (kind, why, message.startswith("missing or wrong token")) == ("", "token", True)
@@ -283,6 +277,14 @@ def test_calls_that_a_daemon_does_not_have_are_refused_to_admins_too(served: Ser
     for body in (b"", GARBAGE, b"x" * MESSAGE * 2):
         kind, _, why = refusal(served, ABSENT[name], body, "admin")
         assert (kind, why) == ("INVALID", "invalid")
+    served.expect_healthy()
+
+
+@pytest.mark.parametrize("send", [*OLD.values(), action("flush")], ids=[*OLD, "do_action"])
+def test_a_call_of_version_1_is_refused_with_the_process_to_upgrade(served: Served, send: Send) -> None:
+    kind, message, why = refusal(served, send, b"", "admin")
+    assert (kind, why) == ("INVALID", "invalid")
+    assert message.endswith("upgrade the caller first")
     served.expect_healthy()
 
 
@@ -303,17 +305,16 @@ def test_a_request_that_is_too_large_cut_off_or_garbage_is_refused(served: Serve
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.request])
 def test_a_request_whose_fields_are_of_other_types_is_refused(served: Served, name: str) -> None:
     case = CASES[name]
-    fields = {field: {"a": [1]} for field in case.request if field not in ("op", "act", "from")}
+    fields = {field: {"a": [1]} for field in case.request if field not in ("op", "from")}
     if fields:
         kind, message, why = refusal(served, case.send, case.packed(served, **fields), "admin")
         assert (kind, why) == ("INVALID", "invalid"), message
     served.expect_healthy()
 
 
-@pytest.mark.parametrize("way", [put, exchange])
 @pytest.mark.parametrize("op", ["write", "delete"])
-def test_rows_that_are_too_many_or_cut_off_are_refused(served: Served, way: Callable[..., Send], op: str) -> None:
-    body = pack(PUTS[op])
+def test_rows_that_are_too_many_or_cut_off_are_refused(served: Served, op: str) -> None:
+    body, way = pack({**PUTS[op], **STATED}), exchange
     kind, message, why = refusal(served, way(LARGE), body, "admin")
     assert (kind, why, "daemon.put_max" in message) == ("INVALID", "size", True)
     wide = pa.table({"id": [7], "v": ["x" * MESSAGE]}, schema=SCHEMA)
@@ -325,14 +326,14 @@ def test_rows_that_are_too_many_or_cut_off_are_refused(served: Served, way: Call
     served.expect_healthy()
 
 
-@given(st.binary(max_size=200), st.sampled_from(sorted({*CASES} - {"do_put put"})), FIELDS)
+@given(st.binary(max_size=200), st.sampled_from(sorted({*CASES} - {"do_exchange put"})), FIELDS)
 @settings(max_examples=60, deadline=None)
 def test_no_bytes_change_anything_or_show_the_inside(
     served: Served, garbage: bytes, name: str, fields: Mapping[str, str]
 ) -> None:
     """The garbage goes into tickets, descriptors and bodies, and into the metadata of a stream of rows."""
     before = served.state()
-    for body in (garbage, pack(fields), pack({"op": name.partition(" ")[2], **fields})[: len(garbage)]):
+    for body in (garbage, pack(fields), pack({"op": name.partition(" ")[2], **STATED, **fields})[: len(garbage)]):
         for role in ("admin", "read"):
             if name.endswith(("flush", "commit")) and role == "admin":
                 continue
@@ -340,12 +341,14 @@ def test_no_bytes_change_anything_or_show_the_inside(
                 CASES[name].send(served, body, options(role))
             except (pa.ArrowException, flight.FlightError) as error:
                 served.expect_no_leak(str(error))
-    writer, reader = served.raw.do_put(flight.FlightDescriptor.for_command(pack(WRITE)), SCHEMA, options("write"))
+    descriptor = flight.FlightDescriptor.for_command(pack({**WRITE, **STATED}))
+    writer, reader = served.raw.do_exchange(descriptor, options("write"))
     with pytest.raises((pa.ArrowException, flight.FlightError)) as refused, writer:  # noqa: PT012
+        writer.begin(SCHEMA)
         writer.write_with_metadata(ROWS.to_batches()[0], garbage)
         writer.write_metadata(garbage)
         writer.done_writing()
-        reader.read()
+        list(reader)
     served.expect_no_leak(str(refused.value))
     assert served.state() == before
 

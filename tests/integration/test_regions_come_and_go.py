@@ -4,7 +4,6 @@ all.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,9 +23,10 @@ import memwal
 from memwal.ingest.engine.table.embedded import Table
 from memwal.ingest.service.daemon.service import FlightService
 from memwal.ingest.service.daemon.standby import Standby
-from memwal.ingest.service.rpc.wire import from_flight, pack
+from memwal.ingest.service.rpc.wire import from_flight
 from memwal.ingest.settings.load import load
 from tests.opened import open_table
+from tests.raw_calls import message_from
 
 REGIONS = 4
 
@@ -228,8 +228,7 @@ def test_the_owner_says_what_it_has(owners: tuple[Table, Table]) -> None:
     client = flight.FlightClient(f"grpc://127.0.0.1:{service.port}")
 
     def ask(name: str, **request: Any) -> Any:
-        answer = list(client.do_action(flight.Action(name, pack(request))))
-        return json.loads(answer[0].body.to_pybytes())
+        return message_from(client, name, request)
 
     ids = [str(region) for region in one.base.regions]
     described = ask("schema")

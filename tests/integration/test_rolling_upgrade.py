@@ -157,8 +157,8 @@ def test_clients_of_the_next_version_are_served_and_later_ones_refused(
         with pytest.raises(memwal.Invalid) as unknown:
             connection.act("compress")
         assert str(unknown.value) == (
-            f"the daemon does not know the action 'compress': it speaks protocol {OURS} and the caller {NEXT}; upgrade "
-            "the daemon first"
+            f"the daemon does not know the operation 'compress': it speaks protocol {OURS} and the caller {NEXT}; "
+            "upgrade the daemon first"
         )
         with pytest.raises(memwal.Invalid, match="does not know 'newest'"):
             connection.act("count", {"level": "latest", "newest": True, "needs": ["newest"]})

@@ -27,7 +27,7 @@ from memwal.ingest.engine.table.embedded import Table
 from memwal.ingest.engine.table.stored import StoredTable
 from memwal.ingest.engine.table.writes import RegionDeletes
 from memwal.ingest.service.client.remote import RemoteTable
-from memwal.ingest.service.daemon.place import Place
+from memwal.ingest.service.daemon.peers import Place
 from memwal.ingest.service.daemon.service import FlightService
 from memwal.ingest.settings.load import load
 from memwal.ingest.spark.sink.route import RouteTask

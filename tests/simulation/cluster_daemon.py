@@ -22,7 +22,7 @@ from memwal import flush, wal
 from memwal.flush.base.open import LanceCaches
 from memwal.ingest.engine.table.embedded import Table
 from memwal.ingest.errors import MemWalError
-from memwal.ingest.service.daemon.place import Place
+from memwal.ingest.service.daemon.peers import Place
 from memwal.ingest.service.ops.events import RecentEvents
 from memwal.ingest.service.rpc.guard import Guard
 from tests.simulation import fates

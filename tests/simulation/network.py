@@ -12,9 +12,10 @@ A call is an actor of the daemon's process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import FunctionType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -28,8 +29,8 @@ import memwal.ingest.service.daemon.service
 import memwal.ingest.service.rpc.connection
 from memwal.ingest.engine.table.embedded import Table
 from memwal.ingest.service.daemon.limits import Calls, Limits
-from memwal.ingest.service.daemon.permissions import Permissions
-from memwal.ingest.service.daemon.place import Place
+from memwal.ingest.service.daemon.operations import Permissions
+from memwal.ingest.service.daemon.peers import Place
 from memwal.ingest.service.daemon.service import FlightService
 from memwal.ingest.service.ops.events import RecentEvents
 from memwal.ingest.service.rpc.guard import Guard
@@ -197,6 +198,8 @@ class _Context:
 class Service:
     """`FlightService` without gRPC: it has all methods of it."""
 
+    operations = FlightService.operations
+
     def __init__(
         self,
         table: Table,
@@ -238,64 +241,40 @@ class _Client:
     def __init__(self, endpoint: str, **_: Any) -> None:
         self._endpoint = endpoint
 
-    def do_action(self, action: flight.Action, options: Any = None) -> Iterator[Any]:
-        """Do the same as `FlightClient.do_action`."""
-        body = _buffer(action.body)
-        made = SimpleNamespace(type=action.type, body=body)
-        name = "look" if action.type == "regions" else action.type
-        answered = self._call(name, lambda service: list(service.do_action(_Context(), made)), options)
-        return iter([SimpleNamespace(body=pa.py_buffer(each)) for each in answered])
-
-    def do_get(self, ticket: flight.Ticket, options: Any = None) -> _Reader:
-        """Do the same as `FlightClient.do_get`; the rows are sent after the last one was read."""
-        asked = SimpleNamespace(ticket=ticket.ticket)
-        read, _ = unpack(ticket.ticket)
-        schema, chunks = self._call(str(read["op"]), lambda service: _whole(service.do_get(_Context(), asked)), options)
-        return _Reader(schema, iter(chunks))
-
-    def do_put(self, descriptor: Any, schema: pa.Schema, options: Any = None) -> tuple[_Writer, _Answers]:
-        """Do the same as `FlightClient.do_put`; the rows are sent when all of them are written."""
-        writer = _Writer(schema)
+    def do_exchange(self, descriptor: Any, options: Any = None) -> tuple[_Writer, _Reader]:
+        """Do the same as `FlightClient.do_exchange`; the caller makes the call when it reads the answer, and sends all
+        rows then."""
         request, _ = unpack(descriptor.command)
+        name = str(request.get("op", request.get("act")))
+        name = {"regions": "look"}.get(name, "delete" if name == "write" and request["delete"] else name)
+        sent = _Writer()
 
-        def put(service: Service) -> Any:
-            said: list[bytes] = []
-            taker = SimpleNamespace(write=said.append)
-            service.do_put(_Context(), descriptor, _Reader(schema, iter(writer.chunks)), taker)
-            return pa.py_buffer(said[0])
+        def exchange(service: Service) -> _Writer:
+            answer = _Writer()
+            service.do_exchange(_Context(), descriptor, _Reader(lambda: sent), answer)
+            return answer
 
-        name = "delete" if request["op"] == "delete" or request.get("delete") else str(request["op"])
-        return writer, _Answers(writer, lambda: self._call(name, put, options))
+        timeout = getattr(options, "timeout", None)
+        return sent, _Reader(lambda: _NETWORKS[-1].call(self._endpoint, name, exchange, timeout))
 
     def close(self) -> None:
         """Do nothing: no connection is open."""
 
-    def _call(self, name: str, work: Callable[[Service], Any], options: Any) -> Any:
-        return _NETWORKS[-1].call(self._endpoint, name, work, getattr(options, "timeout", None))
-
-
-class _Reader:
-    """A stream of rows, on either side."""
-
-    def __init__(self, schema: pa.Schema, chunks: Iterator[Any]) -> None:
-        self.schema, self._chunks = schema, chunks
-
-    def read_chunk(self) -> Any:
-        """Return the next chunk, as Flight's readers do."""
-        return next(self._chunks)
-
-    def __iter__(self) -> Iterator[Any]:
-        return self._chunks
-
-    def cancel(self) -> None:
-        """Do nothing: all rows have been received."""
-
 
 class _Writer:
-    """The stream of rows of a put."""
+    """A stream of rows and messages, on either side."""
 
-    def __init__(self, schema: pa.Schema) -> None:
-        self.schema, self.chunks, self.closed = schema, list[Any](), False
+    def __init__(self) -> None:
+        self.schema, self.chunks = pa.schema([]), list[Any]()
+
+    def begin(self, schema: pa.Schema) -> None:
+        """Set the schema of the rows, as Flight's writers do."""
+        self.schema = schema
+
+    def write_table(self, rows: pa.Table) -> None:
+        """Append the batches of a table, as Flight's writers do."""
+        for batch in rows.to_batches():
+            self.write_batch(batch)
 
     def write_batch(self, batch: pa.RecordBatch) -> None:
         """Append a batch, as Flight's writers do."""
@@ -309,40 +288,37 @@ class _Writer:
         """Do nothing; Flight's writers have it."""
 
     def close(self) -> None:
-        """Close the stream, as Flight's writers do."""
-        self.closed = True
+        """Do nothing; Flight's writers have it."""
 
 
-@dataclass
-class _Answers:
-    """The answer to a put."""
+class _Reader:
+    """Reads what a `_Writer` of the other side has written."""
 
-    writer: _Writer
-    call: Callable[[], Any]
+    def __init__(self, call: Callable[[], _Writer]) -> None:
+        self._call = call
 
-    def read(self) -> Any:
-        """Make the call and return its answer, as Flight's readers do."""
-        return self.call()
+    @cached_property
+    def _answer(self) -> _Writer:
+        return self._call()
 
+    @cached_property
+    def _chunks(self) -> Iterator[Any]:
+        return iter(self._answer.chunks)
 
-def _whole(answer: SimpleNamespace) -> tuple[pa.Schema, list[Any]]:
-    """Return all batches of a stream, with their metadata."""
-    chunks = [each if isinstance(each, tuple) else (each, None) for each in answer.batches]
-    return answer.schema, [
-        SimpleNamespace(data=data, app_metadata=None if more is None else pa.py_buffer(more)) for data, more in chunks
-    ]
+    @property
+    def schema(self) -> pa.Schema:
+        """Schema of the rows."""
+        return self._answer.schema
 
+    def read_chunk(self) -> Any:
+        """Return the next chunk, as Flight's readers do."""
+        return next(self._chunks)
 
-def _buffer(body: Any) -> bytes:
-    return bytes(body.to_pybytes() if hasattr(body, "to_pybytes") else body)
+    def __iter__(self) -> Iterator[Any]:
+        return self._chunks
 
-
-def _record_batch_stream(rows: pa.Table) -> SimpleNamespace:
-    return SimpleNamespace(schema=rows.schema, batches=rows.to_batches())
-
-
-def _generator_stream(schema: pa.Schema, batches: Iterable[Any]) -> SimpleNamespace:
-    return SimpleNamespace(schema=schema, batches=batches)
+    def cancel(self) -> None:
+        """Do nothing: all rows have been received."""
 
 
 class _Flight:
@@ -350,8 +326,6 @@ class _Flight:
 
     FlightClient = _Client
     FlightCallOptions = staticmethod(lambda timeout=None, **_: SimpleNamespace(timeout=timeout))
-    RecordBatchStream = staticmethod(_record_batch_stream)
-    GeneratorStream = staticmethod(_generator_stream)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(flight, name)

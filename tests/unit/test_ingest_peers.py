@@ -65,6 +65,7 @@ def test_what_cannot_be_read_counts_as_not_told(damage: Callable[[str], str]) ->
 
 
 REGIONS: dict[str, Any] = {
+    "protocol": str(protocol.OURS),
     "table": "t",
     "regions": {str(REGION): 4},
     "claiming": [],
@@ -81,7 +82,7 @@ def test_a_peer_of_another_protocol_lives_and_keeps_its_regions(
     """A peer reports its regions in every version of the protocol, so no daemon takes them for regions of a dead
     daemon."""
     monkeypatch.setattr(protocol, "OURS", protocol.Version(1, 1))
-    stated = REGIONS if told is None else REGIONS | {"protocol": told}
+    stated = REGIONS | {"protocol": told}
     peer = Answering(stated)
     later = stated | {"waiting": REGIONS["waiting"] | {"of_a_later_version": 1}, "of_a_later_version": {}}
     for answer in (stated, later):
@@ -96,8 +97,8 @@ GUARANTEED = {name: REGIONS[name] for name in ("table", "regions", "claiming", "
 @pytest.mark.parametrize(
     "answer",
     [
-        GUARANTEED | {"protocol": "2.0"},
-        GUARANTEED | {"protocol": "2.0", "waiting": {"ssts": 1}, "base_version": "seven"},
+        GUARANTEED | {"protocol": "9.0"},
+        GUARANTEED | {"protocol": "9.0", "waiting": {"ssts": 1}, "base_version": "seven"},
         GUARANTEED | {"protocol": "two"},
         GUARANTEED | {"protocol": [2, 0]},
     ],
@@ -166,14 +167,14 @@ def test_the_regions_of_a_peer_that_denies_us_are_not_claimed() -> None:
 
 
 class Stating(flight.FlightServerBase):
-    """A server that gives a fixed answer to each action, as a daemon would."""
+    """A server that gives a fixed answer to each call, as a daemon would."""
 
     def __init__(self, answer: dict[str, Any]) -> None:
         super().__init__("grpc://127.0.0.1:0")
         self.answer = answer
 
-    def do_action(self, _context: Any, _action: Any) -> Iterator[bytes]:
-        yield json.dumps(self.answer).encode()
+    def do_exchange(self, _context: Any, _descriptor: Any, _reader: Any, writer: Any) -> None:
+        writer.write_metadata(json.dumps(self.answer).encode())
 
 
 @contextmanager

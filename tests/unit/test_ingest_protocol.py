@@ -11,6 +11,9 @@ from memwal.ingest import protocol
 from memwal.ingest.errors import Invalid
 from memwal.ingest.protocol import Version, expect_caller, expect_known, known, refusal_of_daemon
 from memwal.ingest.service.daemon import fields
+from memwal.ingest.service.daemon.service import FlightService
+
+OPERATIONS = FlightService.operations
 
 
 @pytest.fixture(autouse=True)
@@ -69,23 +72,24 @@ def test_a_call_that_a_daemon_does_not_know_says_what_to_upgrade() -> None:
 
 
 def test_fields_that_are_not_known_are_left_out_unless_they_are_needed() -> None:
-    request = {"protocol": "2.6", "keys": None, "columns": ["a"], "newest_first": True, "level": "latest"}
-    fields.expect(request)
-    assert fields.arguments("get", request) == {"keys": None, "columns": ["a"], "level": "latest"}
-    fields.expect(request | {"needs": ["columns", "level", "routing"]})
+    request = {"op": "get", "protocol": "2.6", "keys": None, "columns": ["a"], "newest_first": True, "level": "latest"}
+    operation = fields.expect(request, OPERATIONS)
+    assert operation.fields & set(request) == {"keys", "columns", "level"}
+    fields.expect(request | {"needs": ["columns", "level", "routing", "explain"]}, OPERATIONS)
     with pytest.raises(Invalid, match=r"does not know 'newest_first': it speaks protocol 2\.5 and the caller 2\.6"):
-        fields.expect(request | {"needs": ["columns", "newest_first"]})
+        fields.expect(request | {"needs": ["columns", "newest_first"]}, OPERATIONS)
     for nothing in (7, "columns", {"a": 1}, None, []):
-        fields.expect(request | {"needs": nothing})
-    with pytest.raises(Invalid, match="does not know"):
-        fields.expect(request | {"needs": [[1], {}]})
+        fields.expect(request | {"needs": nothing}, OPERATIONS)
+    for needs in ([[1], {}], ["token"]):
+        with pytest.raises(Invalid, match="does not know"):
+            fields.expect(request | {"needs": needs}, OPERATIONS)
 
 
 @pytest.mark.parametrize("call", ["schema", "regions"])
 def test_who_asks_which_table_is_here_is_answered_whatever_it_speaks(call: str) -> None:
-    fields.expect({"protocol": "9.0"}, call)
+    fields.expect({"op": call, "protocol": "9.0"}, OPERATIONS)
     with pytest.raises(Invalid):
-        fields.expect({"protocol": "9.0"}, "status")
+        fields.expect({"op": "status", "protocol": "9.0"}, OPERATIONS)
 
 
 @dataclass

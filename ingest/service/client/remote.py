@@ -30,11 +30,10 @@ from memwal.ingest.engine.api.rows import as_table, size_bound
 from memwal.ingest.engine.api.tokens import Applied, HighestTokens, Receipt, Token, TokenLike
 from memwal.ingest.errors import NOT_OWNER, RESIZED, Invalid, MemWalError, Unavailable, translate_errors
 from memwal.ingest.protocol import known
-from memwal.ingest.service.client.changes import RemoteChanges
-from memwal.ingest.service.client.deletes import RoutedDeletes
 from memwal.ingest.service.client.retry import Attempts, abandon_if_moved
 from memwal.ingest.service.client.router import PROBE_TIMEOUT, Call, Router, endpoints_of
 from memwal.ingest.service.client.scatter import Splitter, in_asked_order, merged, merged_status, with_key
+from memwal.ingest.service.client.steps import RemoteChanges, RoutedDeletes
 from memwal.ingest.service.client.stream import RegionStream
 from memwal.ingest.service.client.writes import InFlight, RoutedWrite, deciding_failure
 from memwal.ingest.service.rpc.connection import Connection, as_vector, kept_columns

@@ -1,6 +1,6 @@
 """Find the daemon that owns each region, and redirect calls that reached the wrong daemon.
 
-1. The client asks every known daemon, in parallel, for its regions (action "regions"). Daemons may fail to answer.
+1. The client asks every known daemon, in parallel, for its regions (operation "regions"). Daemons may fail to answer.
 2. If two daemons claim a region, the higher epoch wins. The answers are kept until a call fails because of them.
 3. After that failure (`client.retry`) the client asks again, once for all calls that failed together, and
    repeats the call until its deadline. If the daemon that rejected it names the owner, the client first calls that

@@ -155,7 +155,7 @@ class Splitter:
     """Checks and routes rows of one table. Thread safety. Any thread; immutable."""
 
     def __init__(self, schema: pa.Schema, key: Sequence[str], described: Mapping[str, Any]) -> None:
-        """Prepare from a daemon's description of the table (`daemon.service`, action "schema")."""
+        """Prepare from a daemon's description of the table (`daemon.service`, operation "schema")."""
         self.routing: int = described["routing_version"]
         """Version of the routing to these buckets."""
         self.regions: tuple[str, ...] = tuple(described["ids"])

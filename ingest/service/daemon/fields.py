@@ -6,34 +6,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from functools import cache
-from inspect import signature
 from typing import Any
 
 from memwal.ingest.engine.api.arguments import brief, seconds
-from memwal.ingest.engine.api.reads import READS, Reads
 from memwal.ingest.engine.table.embedded import Table
 from memwal.ingest.errors import Invalid
-from memwal.ingest.protocol import expect_caller, expect_known
-from memwal.ingest.service.rpc.connection import ASK_WHO
+from memwal.ingest.protocol import ASK_WHO, expect_caller, expect_known
+from memwal.ingest.service.daemon.operations import Operation
 from memwal.wal.applied import SEQUENCE_MAX
-
-_OF_WRITES = ("region", "producer", "sequence", "routing", "rows", "delete", "durable", "token", "timeout", "nulls")
-_OF_REST = ("filter", "version", "regions", "since", "until", "images", "columns", "at", "column", "kind", "parameters")
-_OF_TOKENS = ("logged",)
-_OF_PEERS = ("name", "look", "flush", "read", "from")
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_bool(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= SEQUENCE_MAX
 
 
 def _is_region(value: Any) -> bool:
@@ -45,11 +25,15 @@ def _are_regions(value: Any) -> bool:
 
 
 _REGION = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-_A_NUMBER = (_is_number, f"a whole number from 0 to {SEQUENCE_MAX}")
-_A_TEXT, _A_BOOL = (_is_text, "a text"), (_is_bool, "true or false")
-_FORMS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+_Form = tuple[Callable[[Any], bool], str]
+_A_NUMBER: _Form = (
+    lambda value: type(value) is int and 0 <= value <= SEQUENCE_MAX,
+    f"a whole number from 0 to {SEQUENCE_MAX}",
+)
+_A_TEXT: _Form = (lambda value: isinstance(value, str), "a text")
+_A_BOOL: _Form = (lambda value: isinstance(value, bool), "true or false")
+_FORMS: Mapping[str, _Form] = {
     "op": _A_TEXT,
-    "act": _A_TEXT,
     "region": (_is_region, "the id of a region"),
     "regions": (_are_regions, "a list of ids of regions, each once"),
     "producer": _A_TEXT,
@@ -63,6 +47,7 @@ _FORMS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "durable": _A_BOOL,
     "logged": _A_BOOL,
     "flush": _A_BOOL,
+    "explain": _A_BOOL,
     "timeout": (lambda value: seconds("timeout", value) is not None, "seconds above 0"),
     "token": _A_TEXT,
     "from": _A_TEXT,
@@ -71,22 +56,25 @@ _FORMS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 """Forms of the fields that the daemon itself uses, where they are not null; `api.reads` checks those of reads."""
 
 
-def expect(request: Mapping[str, Any], call: str = "") -> None:
-    """Validate a request.
+def expect(request: Mapping[str, Any], operations: Mapping[str, Operation]) -> Operation:
+    """Validate a request and return its operation, one of `operations`.
 
-    `call`: the action's name; actions in `ASK_WHO` are answered for every protocol.
-    Raises: Invalid for an incompatible protocol, for a needed field that this daemon does not know, and for a field
-    of another form.
+    Raises: Invalid for an incompatible protocol (operations in `ASK_WHO` are answered for every one), for an operation
+    or a needed field that this daemon does not know, and for a field of another form.
     """
-    told, needs = request.get("protocol"), request.get("needs")
-    if call not in ASK_WHO:
+    op, told, needs = request.get("op"), request.get("protocol"), request.get("needs")
+    if op not in ASK_WHO:
         expect_caller(told)
     for name, (fits, such) in _FORMS.items():
         if request.get(name) is not None and not fits(request[name]):
             raise Invalid(f"not a request of memwal: {name} is {brief(request[name])}; it must be {such}")
+    operation = operations.get(str(op))
+    if operation is None:
+        expect_known(f"the operation {op!r:.60}", told)
     for name in needs if isinstance(needs, list) else ():
-        if str(name) not in _known():
+        if str(name) not in operation.fields:
             expect_known(f"{name!r:.60}", told)
+    return operation
 
 
 def given(request: Mapping[str, Any], name: str) -> Any:
@@ -94,11 +82,6 @@ def given(request: Mapping[str, Any], name: str) -> Any:
     if (value := request.get(name)) is None:
         raise Invalid(f"not a request of memwal: {name} is missing")
     return value
-
-
-def arguments(read: str, request: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a request that the read `read` accepts."""
-    return {name: request[name] for name in _taken(read) if name in request}
 
 
 def names(request: Mapping[str, Any], field: str) -> list[str] | None:
@@ -125,13 +108,3 @@ def described(table: Table) -> dict[str, Any]:
         "append_by": None if base.append_by is None else list(base.append_by),
         "routing": base.routing._asdict(),
     }
-
-
-@cache
-def _taken(read: str) -> tuple[str, ...]:
-    return tuple(name for name in signature(getattr(Reads, read)).parameters if name != "self")
-
-
-@cache
-def _known() -> frozenset[str]:
-    return frozenset({*_OF_WRITES, *_OF_REST, *_OF_TOKENS, *_OF_PEERS}.union(*(_taken(read) for read in READS)))

@@ -7,16 +7,15 @@ rejects as early as it can; one that other machines can reach should have a memo
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
 import pyarrow as pa
 
 from memwal.ingest.caller import Allowance, Caller
 from memwal.ingest.errors import BUSY, SIZE, Internal, Invalid, MemWalError, Unavailable, classify
-from memwal.ingest.service.rpc.refused import Why
+from memwal.ingest.service.rpc.guard import Why
 from memwal.ingest.settings.sections import DaemonSettings
 from memwal.ingest.settings.values import format_size
 from memwal.memtable.converted_size import ConvertedSize
@@ -37,8 +36,9 @@ class Calls:
     def __init__(self, most: int) -> None:
         self._most, self._lock, self._under_way = most, threading.Lock(), 0
 
-    def enter(self) -> Call:
-        """Begin a call. Raises: Unavailable (busy) at the limit, before the call is read."""
+    @contextmanager
+    def enter(self) -> Iterator[None]:
+        """Return the context of a call. Raises: Unavailable (busy) at the limit."""
         with self._lock:
             if self._under_way >= self._most:
                 raise Unavailable(
@@ -46,41 +46,11 @@ class Calls:
                     {"reason": BUSY, "calls_max": self._most, "retry_after": RETRY_AFTER},
                 )
             self._under_way += 1
-        return Call(self._ended)
-
-    def _ended(self) -> None:
-        with self._lock:
-            self._under_way -= 1
-
-
-class Call:
-    """One running call. It ends with its context, unless it is `kept`, and at the latest when the object is deleted:
-    gRPC may drop a stream that it has not begun."""
-
-    def __init__(self, ended: Callable[[], None]) -> None:
-        self._ended: Callable[[], None] | None = ended
-        self._kept = False
-
-    def kept(self) -> Self:
-        """Return the call, which continues after its context until `end`."""
-        self._kept = True
-        return self
-
-    def end(self) -> None:
-        """End the call. Further calls of this method have no effect."""
-        ended, self._ended = self._ended, None
-        if ended is not None:
-            ended()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if not self._kept or error is not None:
-            self.end()
-
-    def __del__(self) -> None:
-        self.end()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._under_way -= 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from memwal.ingest.errors import Unavailable
 from memwal.ingest.service.daemon import query_box
 from memwal.ingest.service.daemon.balancer import Balancer
 from memwal.ingest.service.daemon.pages import DaemonPages
-from memwal.ingest.service.daemon.place import Place
+from memwal.ingest.service.daemon.peers import Place
 from memwal.ingest.service.ops import skew
 from memwal.ingest.service.ops.health import of_commits, of_regions, unclaimed_regions
 from memwal.ingest.service.ops.history import Sample, counts_of

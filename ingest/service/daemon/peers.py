@@ -1,35 +1,34 @@
 """Check the other daemons of a table, with one thread for each, so that a silent one delays no other check.
 
-A check is the Flight action "regions". It returns the peer's regions, and shows the peer that this daemon is alive. A
+A check is the operation "regions". It returns the peer's regions, and shows the peer that this daemon is alive. A
 refused connection means that the peer's process has ended. A timeout means that it hangs, is busy or is unreachable.
 A peer that rejects the credentials counts as alive and keeps its regions.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from memwal.ingest import protocol
 from memwal.ingest.engine.region.state import Backlog
 from memwal.ingest.errors import PROTOCOL, MemWalError, denies_access
 from memwal.ingest.protocol import known, refusal_of_daemon
 from memwal.ingest.service.daemon.placement import Answer
 from memwal.ingest.service.rpc.connection import Connection
 from memwal.ingest.service.rpc.credentials import Access, bearer
+from memwal.ingest.service.rpc.exchange import command_of, exchanged, message_of
 from memwal.ingest.service.rpc.tls import ClientTls
-from memwal.ingest.service.rpc.wire import pack
 from memwal.ingest.threads import Worker
-from memwal.wal import Released, WalError
+from memwal.wal import Released, SystemIds, WalError
 
 _LOG = logging.getLogger("memwal.peers")
 LOOK_EVERY, LOOK_AGAIN, LOOK_TIMEOUT = 0.25, 0.05, 1.0
@@ -46,6 +45,25 @@ _ROLE = "role"
 """Reason of an error of a daemon whose tokens give this daemon's token too low a role."""
 _UNANSWERED = (flight.FlightTimedOutError, flight.FlightCancelledError)
 _ERRORS = (flight.FlightError, pa.ArrowException, OSError)
+
+
+@dataclass
+class Place:
+    """A daemon's endpoint, and the endpoints of all daemons of its table, including its own.
+
+    The callbacks handle calls of peers: `heard` for a peer that checks this daemon, `look` for one that asks to be
+    checked, `gives` for one that requests a region (returns whether to release it).
+    """
+
+    endpoint: str = ""
+    endpoints: Sequence[str] = ()
+    heard: Callable[[str], object] = lambda _: None
+    look: Callable[[str], object] = lambda _: None
+    gives: Callable[[UUID, str], bool] = lambda *_: True
+    ends: Callable[[], bool] = lambda: False
+    """Returns whether the daemon is stopping."""
+    process: str = field(default_factory=lambda: SystemIds().entry_id())
+    """Identity of this process. A daemon that is restarted at the same endpoint has another identity."""
 
 
 class Peer:
@@ -180,9 +198,9 @@ class Peer:
                 tls = self._tls.flight_options()
                 self._client = flight.FlightClient(self.endpoint, generic_options=_OPTIONS, **tls)
             client = self._client
-        action = flight.Action(name, pack({"from": self._me, "protocol": str(protocol.OURS), **request}))
-        results = list(client.do_action(action, flight.FlightCallOptions(timeout=timeout, headers=self._headers)))
-        answer: dict[str, Any] = json.loads(results[0].body.to_pybytes())
+        options = flight.FlightCallOptions(timeout=timeout, headers=self._headers)
+        command = command_of(name, {"from": self._me, **request})
+        answer: dict[str, Any] = exchanged(client, command, options, lambda _, reader: message_of(reader))
         return answer
 
     def _drop(self) -> None:

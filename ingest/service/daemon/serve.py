@@ -30,8 +30,7 @@ from memwal.ingest.service.daemon.balancer import Balancer
 from memwal.ingest.service.daemon.claim_again import ClaimsAgain
 from memwal.ingest.service.daemon.limits import Limits
 from memwal.ingest.service.daemon.pages import DaemonPages
-from memwal.ingest.service.daemon.peers import refuse_other_protocols
-from memwal.ingest.service.daemon.place import Place
+from memwal.ingest.service.daemon.peers import Place, refuse_other_protocols
 from memwal.ingest.service.daemon.service import FlightService
 from memwal.ingest.service.daemon.workers import Supervisor, ports_of, worker_settings
 from memwal.ingest.service.open import asking

@@ -1,37 +1,41 @@
-"""The daemon's Arrow Flight service: a `Table` behind four kinds of call.
+"""The daemon's Arrow Flight service: a `Table` behind one kind of call, DoExchange.
 
-DoPut      {"op": "put", "region", "producer", "sequence", "routing", "rows"}  "rows" rows of one region, all or none
-           (the Spark sink)
-           {"op": "write", "delete", "durable", "token", "timeout"}    rows or keys of any number of regions;
-           with "routing" if the sender has split them itself
-           {"op": "delete", "filter", "version", "durable", "token", "timeout"}    keys, deleted if their row passes
-DoGet      {"op": "get" | "scan" | "search" | "match", "regions", …}   the read's result; "scan" streams
-           {"op": "explained get" | …}    the same with its explanation (`rpc.wire`)
-           {"op": "changes", "since", "until", "images", "columns"}    the next changes, of all regions, whoever owns
-           them; the stream's schema metadata `memwal:changes` has {"position", "more"}
-DoAction   "changes_position" {"at"} | "base_version" |
-           "count" | "explained count" {"regions", …} | "status" | "commit" | "schema" | "regions" |
-           "release" | "flush" {"regions", "routing"}, without them: all regions here   JSON in, JSON out
-           "indexes" | "create_index" {"column", "kind", "parameters"} | "drop_index" {"name"}   for all regions
-           "applied" {"producer", "regions", "routing", "logged"}  the highest number that every region, that any
-           region has applied, or logged
-           "record" {"token", "durable", "regions", "routing"}  records the token as applied in each region
-           "schema" {"look": true}     checks storage for changed columns first
-           "regions"                   the regions here; answered during their claims, too
-           "release" {"region", "flush", "read"}   releases a region so that the caller can claim it; the caller has
-           read its log up to position "read"
-           "look"                      makes the daemon check the caller, a peer with a changed state
-           `from`, on the last three: the endpoint of the calling peer
-DoExchange {"op": …} of a DoGet, "write" and "delete" of a DoPut, {"act": name, …} of a DoAction,
-           for a caller that may cancel (`rpc.exchange`): work that has not begun by then is not done
+The command of the descriptor is a JSON object (`rpc.wire`). `op` names the operation; the other fields are those of
+the operation. `FlightService.operations` is the table of operations, with the role that a caller needs.
+
+    get, search, candidates {"regions", …}   reads that send keys or a vector with the request
+    scan, match, count {"regions", …}        the other reads; a scan streams its rows
+    changes {"since", "until", "images", "columns"}   the next changes, of all regions, whoever owns them; the metadata
+        `memwal:changes` of the schema has {"position", "more"}
+    changes_position {"at"}, base_version, status, indexes
+    applied {"producer", "regions", "routing", "logged"}   the highest number that every region, that any region has
+        applied, or logged
+    put {"region", "producer", "sequence", "routing", "rows", "nulls"}   "rows" rows of one region, all or none (the
+        Spark sink)
+    write {"delete", "durable", "token", "timeout", "nulls"}   rows or keys of any number of regions; with "routing" if
+        the sender has split them itself
+    delete {"filter", "version", "durable", "token", "timeout"}   keys, deleted if their row passes
+    record {"token", "durable", "regions", "routing"}   records the token as applied in each region
+    flush {"regions", "routing"}             these regions, or without them all regions here
+    commit, create_index {"column", "kind", "parameters"}, drop_index {"name"}   for all regions
+    schema {"look"}                          the description of the table; "look": checks storage for changed columns
+        first
+    regions                                  the regions here; answered during their claims, too
+    release {"region", "flush", "read"}      releases a region so that the caller can claim it; the caller has read its
+        log up to position "read"
+    look                                     makes the daemon check the caller, a peer with a changed state
+    `from`, on the last three: the endpoint of the calling peer
+
+After the request of a put, write or delete, the rows follow as the stream of the call, with a closing message
+(`rpc.wire`). Nothing is applied before it. The answer is a stream of rows (all reads but count, and changes) or one
+message with JSON. With `"explain": true`, one more message ends the answer of a read: its `Explanation` as JSON. If
+the caller cancels the call, work that has not begun by then is not done.
 
 Several daemons may share a table, each with some of its regions. A call that names a region owned elsewhere, or sends
 rows of one, fails with Unavailable and `{"reason": "not_owner" | "draining", "region", "owner"}`; nothing was written.
 `table`, on all but "schema" and "regions": the id of the caller's table. Ports are reused, and regions of all tables
 have the same ids, so a daemon of another table rejects the call as if it did not own the region.
 Settings of [daemon] limit calls: `calls_max`, `message_max`, `put_max`, `query_timeout`, `query_memory` (`limits`).
-With tokens each call needs a role (`rpc.roles`): `read` for reads, counts and other calls without changes; `write` for
-DoPut, "record" and a "schema" with "look"; `admin` for the rest, and for calls that name a peer.
 `protocol`, `needs`, on all: the caller's version, and the fields that the daemon must know (`ingest.protocol`); the
 daemon ignores other unknown fields.
 `regions`: ids of the regions to read. Without it the read covers all regions, and this daemon must own all of them.
@@ -41,11 +45,11 @@ With it `routing`: the version that the caller knows, since another routing has 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial, wraps
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 from uuid import UUID
 
 import pyarrow as pa
@@ -56,41 +60,30 @@ from memwal.ingest.caller import Caller
 from memwal.ingest.engine.api.changes import ChangesRequest, packed
 from memwal.ingest.engine.api.deletes import Where
 from memwal.ingest.engine.api.explanation import Explanation
-from memwal.ingest.engine.api.reads import READS, Reads
+from memwal.ingest.engine.api.reads import Reads
 from memwal.ingest.engine.api.results import RowStream
 from memwal.ingest.engine.api.tokens import Token
 from memwal.ingest.engine.region.state import Backlog
 from memwal.ingest.engine.table.embedded import Table
 from memwal.ingest.errors import Invalid, MemWalError, Unavailable, UnknownOutcome
-from memwal.ingest.protocol import expect_known
 from memwal.ingest.refusals import being_resized, expect_routing, wrong_table
 from memwal.ingest.service.daemon import fields
-from memwal.ingest.service.daemon.limits import Call, Calls, Limits, classified, why_refused
-from memwal.ingest.service.daemon.permissions import COUNTS, UNCOUNTED, Permissions, role_for
-from memwal.ingest.service.daemon.place import Place
-from memwal.ingest.service.daemon.spans import span_of_action, span_of_read, span_of_write, told_rows
+from memwal.ingest.service.daemon.limits import Calls, Limits, classified, why_refused
+from memwal.ingest.service.daemon.operations import Operation, Permissions, note_rows, reads, span_of
+from memwal.ingest.service.daemon.peers import Place
 from memwal.ingest.service.ops.events import RecentEvents
 from memwal.ingest.service.rpc import trace_headers
 from memwal.ingest.service.rpc.guard import Guard
-from memwal.ingest.service.rpc.wire import (
-    EXPLANATION,
-    explained,
-    raise_over_flight,
-    read_closed,
-    read_named,
-    unpack,
-)
+from memwal.ingest.service.rpc.wire import raise_over_flight, read_closed, unpack, unpack_rows
 from memwal.ingest.settings.sections import DaemonSettings
 
 T = TypeVar("T")
 _EVENTS = 20
 """Maximum events in a status; the newest ones."""
-_SENT_AT_ONCE = 1 << 20
-"""Maximum bytes of an answer that is sent as a whole. The call of a larger one lasts until it is sent."""
 
 
 def _answering(method: Callable[..., T]) -> Callable[..., T]:
-    """Decorate a handler so that its errors reach the client with their kind."""
+    """Decorate a handler so that its errors reach the client with their kind, and rejections are counted."""
 
     @wraps(method)
     def wrapped(self: FlightService, *args: Any) -> T:
@@ -99,7 +92,10 @@ def _answering(method: Callable[..., T]) -> Callable[..., T]:
             with tracing.continued(trace_headers.received(args[0])) if tracing.on else tracing.OFF:
                 return method(self, *args)
         except BaseException as error:
-            self._raise(classified(error), table)
+            told = self.told(classified(error), table)
+            if (why := why_refused(told)) is not None:
+                self._guard.refused.add("flight", why)
+            raise_over_flight(told)
             raise
 
     return wrapped
@@ -142,37 +138,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         except Exception:  # noqa: BLE001 - storage does not answer: keep the error
             return error
 
-    def _raise(self, error: MemWalError, table: Table) -> None:
-        """Raise `error` of a call to `table` in the form for clients; count rejections."""
-        told = self.told(error, table)
-        if (why := why_refused(told)) is not None:
-            self._guard.refused.add("flight", why)
-        raise_over_flight(told)
-
-    @_answering
-    def do_put(
-        self,
-        context: flight.ServerCallContext,
-        descriptor: flight.FlightDescriptor,
-        reader: flight.MetadataRecordBatchReader,
-        writer: flight.FlightMetadataWriter,
-    ) -> None:
-        with self._calls.enter():
-            request = self._request(descriptor.command)[0]
-            self._permissions.expect(context, "write", request.get("op", "write"))
-            rows = read_closed(reader, request.get("rows"), self._limits.counted(self.table.schema))
-            writer.write(json.dumps(self._write(request, rows)).encode())
-
-    @_answering
-    def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.FlightDataStream:
-        with self._calls.enter() as call:
-            request, rows = self._request(ticket.ticket)
-            told, caller = list[Explanation](), self._caller(context)
-            answer = caller.run(partial(self._read, request, rows, told))
-            if not isinstance(answer, RowStream) and answer.nbytes <= _SENT_AT_ONCE:
-                return flight.RecordBatchStream(answer)
-            batches = self._batches(answer, self.table, told, caller, call.kept())
-            return flight.GeneratorStream(answer.schema, batches)
+    # ---- calls ---------------------------------------------------------------------------------------------------
 
     @_answering
     def do_exchange(
@@ -182,72 +148,45 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         reader: flight.MetadataRecordBatchReader,
         writer: flight.MetadataRecordBatchWriter,
     ) -> None:
-        with self._calls.enter() as call:
-            request, keys = self._request(descriptor.command)
-            if "op" not in request:
-                name = request.pop("act", "")
-                self._permissions.expect(context, role_for(name, request), name)
-                caller = self._caller(context) if name in COUNTS else Caller(context.is_cancelled)
-                answer = caller.run(partial(self._act, name, request))
-            elif request["op"] in ("write", "delete"):
-                self._permissions.expect(context, "write", request["op"])
-                rows = read_closed(reader, None, self._limits.counted(self.table.schema))
-                answer = Caller(context.is_cancelled).run(partial(self._write, request, rows))
+        operation, request, rows = self._request(descriptor.command)
+        with self._calls.enter() if operation.counted else nullcontext():
+            self._permissions.expect(context, operation, request)
+            self._take_rows(operation, request, rows, reader)
+            explanations = list[Explanation]()
+            if request.pop("explain", None):
+                request["explain"] = explanations.append
+            clock = self.table.regions.context.clock
+            gone = context.is_cancelled
+            caller = self._limits.reader(gone, clock.monotonic) if operation.bounded else Caller(gone)
+            answer = caller.run(partial(self._handled, operation, request))
+            if isinstance(answer, pa.Table):
+                writer.begin(answer.schema)
+                writer.write_table(answer)
+            elif isinstance(answer, RowStream):
+                self._send_stream(writer, answer, caller)
             else:
-                self._send(writer, self._caller(context), partial(self._read, request, keys), call)
-                return
-            writer.write_metadata(json.dumps(answer, default=str).encode())
-
-    def _send(
-        self, writer: Any, caller: Caller, read: Callable[[list[Explanation]], pa.Table | RowStream], call: Call
-    ) -> None:
-        """Send the rows of `read`, which appends its explanation to the list that it receives."""
-        table, told = self.table, list[Explanation]()
-        rows = caller.run(partial(read, told))
-        writer.begin(rows.schema)
-        sent = self._batches(rows, table, told, caller, call) if isinstance(rows, RowStream) else rows.to_batches()
-        for batch in sent:
-            if isinstance(batch, tuple):
-                writer.write_with_metadata(*batch)
-            else:
-                writer.write_batch(batch)
-
-    def _batches(
-        self, rows: pa.Table | RowStream, table: Table, told: Sequence[Explanation], caller: Caller, call: Call
-    ) -> Iterator[Any]:
-        """Yield the rows as gRPC requests them. When the client has gone, gRPC drops this generator and so the rows.
-
-        `told`: contains the explanation, if requested, after all rows were read. `call` ends with the rows.
-        """
-        try:
-            if not isinstance(rows, RowStream):
-                yield from rows.to_batches()
-                return
-            while (batch := caller.run(partial(next, rows, None))) is not None:
-                yield batch
-                caller.anew()
-            for explanation in told:
-                yield pa.RecordBatch.from_pylist([], rows.schema), explanation.to_json().encode()
-        except MemWalError as error:
-            self._raise(error, table)
-        finally:
-            if isinstance(rows, RowStream):
-                rows.close()
-            call.end()
+                writer.write_metadata(_message(answer))
+            for explanation in explanations:
+                writer.write_metadata(explanation.to_json().encode())
 
     @_answering
     def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> Iterator[bytes]:
-        with nullcontext() if action.type in UNCOUNTED else self._calls.enter():
-            request = self._request(action.body, action.type)[0]
-            self._permissions.expect(context, role_for(action.type, request), action.type)
-            act = partial(self._act, action.type, request)
-            answer = self._caller(context).run(act) if action.type in COUNTS else act()
-            return iter([json.dumps(answer, default=str).encode()])
+        """Answer a process with version 1 of the protocol, so that it can report the mismatch (`ingest.protocol`)."""
+        if action.type not in protocol.ASK_WHO:
+            protocol.expect_caller(None)
+        operation, request, _ = self._request(action.body, action.type)
+        self._permissions.expect(context, operation, request)
+        return iter([_message(self._handled(operation, request))])
+
+    @_answering
+    def _of_version_1(self, *_: Any) -> None:
+        protocol.expect_caller(None)
 
     @_answering
     def _no_such_call(self, *_: Any) -> None:
-        raise Invalid("a daemon answers DoPut, DoGet, DoAction and DoExchange only")
+        raise Invalid("a daemon answers DoExchange only")
 
+    do_get = do_put = _of_version_1
     list_flights = get_flight_info = list_actions = _no_such_call
 
     def get_schema(self, *_: Any) -> flight.SchemaResult:
@@ -255,65 +194,55 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         self._guard.refused.add("flight", "invalid")
         return flight.SchemaResult(pa.schema([]))
 
-    def _caller(self, context: flight.ServerCallContext) -> Caller:
-        """Return the caller of a read, with the limits of the read."""
-        return self._limits.reader(context.is_cancelled, self.table.regions.context.clock.monotonic)
+    def _request(self, command: Any, named: str | None = None) -> tuple[Operation, dict[str, Any], memoryview]:
+        """Return the operation that a command names, its fields, and its encoded rows. `named`: the operation, if the
+        command names none.
 
-    def _request(self, command: Any, action: str = "") -> tuple[dict[str, Any], pa.Table | None]:
-        """Return the request in a ticket, a descriptor or the body of `action`. Raises: Invalid."""
+        Raises: Invalid; Unavailable for another table.
+        """
         self._limits.take_message(len(command or b""))
         request, rows = unpack(command or b"")
-        if rows is not None:
-            self._limits.take_keys(rows, self.table.schema)
-        return self._meant(request, action or str(request.get("act", ""))), rows
-
-    def _meant(self, request: dict[str, Any], call: str = "") -> dict[str, Any]:
-        """Return `request` without the table that it names. Raises: Unavailable for another table; Invalid."""
-        fields.expect(request, call)
+        request["op"] = named or request.get("op", request.pop("act", None))
+        operation = fields.expect(request, self.operations)
         meant, table = request.pop("table", None), self.table
         if meant not in (None, table.id):
             raise wrong_table(table.base.uri)
-        return request
+        return operation, request, rows
 
-    def _write(self, request: dict[str, Any], rows: pa.Table) -> dict[str, Any]:
-        with span_of_write(request, rows):
-            if request["op"] == "put":
-                token = Token(request["producer"], request["sequence"])
-                routing = request.get("routing", 1)  # senders without it know no resized table
-                nulls = fields.names(request, "nulls")
-                return asdict(self.table.put_region(UUID(request["region"]), rows, token, routing, nulls))
-            table = self.table  # a resize may replace it at any moment
-            expect_routing(table.base.uri, request.get("routing"), table.base.routing_version)
-            parsed = Token.parse(request["token"])
-            options: dict[str, Any] = {
-                "token": parsed,
-                "durable": request["durable"],
-                "timeout": request.get("timeout"),
-            }
-            if request["op"] == "delete":
-                where = Where(fields.given(request, "filter"), fields.given(request, "version"))
-                return asdict(table.deletes.piece(rows, where, **options))
-            if request["delete"]:
-                return asdict(table.delete(rows, **options))
-            return asdict(table.put_of_client(rows, fields.names(request, "nulls"), **options))
+    def _take_rows(self, operation: Operation, request: dict[str, Any], encoded: memoryview, reader: Any) -> None:
+        """Add the rows that the caller sends to `request`. Raises: Invalid; errors of `read_closed`."""
+        sends = operation.sends
+        if bool(encoded) != (sends in ("keys", "vector")):
+            raise Invalid(
+                f"not a request of memwal: {request['op']} {'takes no rows' if encoded else 'lacks its rows'}"
+            )
+        if sends == "rows":
+            request["rows"] = read_closed(reader, request.get("rows"), self._limits.counted(self.table.schema))
+        elif sends is not None:
+            rows = unpack_rows(encoded)
+            self._limits.take_keys(rows, self.table.schema)
+            request[sends] = rows if sends == "keys" else rows.column(0).combine_chunks()
 
-    def _read(self, request: dict[str, Any], rows: pa.Table | None, told: list[Explanation]) -> pa.Table | RowStream:
-        op, is_explained = read_named(request.pop("op"))
-        if op == "changes":
-            return packed(self.table.stored_changes.piece(ChangesRequest.of_json(request)))
-        kind = READS.get(op)
-        if kind is None or kind.counts or (rows is None) != (kind.sends is None):
-            expect_known(f"the read {op!r:.60}", request.get("protocol"))
-        if rows is not None:
-            request[str(kind.sends)] = rows if kind.sends == "keys" else rows.column(0).combine_chunks()
-        if is_explained:
-            request["explain"] = told.append
-        with span_of_read(op) as span:
-            answer: pa.Table | RowStream = getattr(self._of(request), op)(**fields.arguments(op, request))
-            told_rows(span, answer)
-        if isinstance(answer, RowStream) or not is_explained:
+    def _handled(self, operation: Operation, request: dict[str, Any]) -> Any:
+        with span_of(operation, request) as span:
+            answer = operation.handle(self, request)
+            note_rows(span, answer)
             return answer
-        return answer.replace_schema_metadata({**(answer.schema.metadata or {}), EXPLANATION: told[0].to_json()})
+
+    def _send_stream(self, writer: Any, rows: RowStream, caller: Caller) -> None:
+        """Send rows as gRPC accepts them, and close `rows`. Raises: errors of the read; Flight's if the client has
+        left."""
+        with rows:
+            writer.begin(rows.schema)
+            while (batch := caller.run(partial(next, rows, None))) is not None:
+                writer.write_batch(batch)
+                caller.anew()
+
+    # ---- operations ----------------------------------------------------------------------------------------------
+
+    def _read(self, request: dict[str, Any]) -> Any:
+        op, of = request["op"], self._of(request)
+        return getattr(of, op)(**{name: request[name] for name in self.operations[op].fields if name in request})
 
     def _of(self, request: dict[str, Any]) -> Reads:
         """Return the reads of the regions that `request` names, and remove `regions` and `routing` from it."""
@@ -321,42 +250,28 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         expect_routing(table.base.uri, routing, table.base.routing_version)
         return table if regions is None else table.only([UUID(region) for region in regions])
 
-    def _act(self, name: str, request: dict[str, Any]) -> Any:
-        acts = self._actions()
-        if name not in acts:
-            expect_known(f"the action {name!r:.60}", request.get("protocol"))
-        with span_of_action(name):
-            return acts[name](request)
+    def _changes(self, request: dict[str, Any]) -> pa.Table:
+        return packed(self.table.stored_changes.piece(ChangesRequest.of_json(request)))
 
-    def _actions(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
-        return {
-            **{name: partial(self._count, name) for name, kind in READS.items() if kind.counts},
-            **{explained(name): partial(self._count_explained, name) for name, kind in READS.items() if kind.counts},
-            "applied": self._applied,
-            "changes_position": lambda request: self.table.changes_position(request["at"]),
-            "record": self._record,
-            "base_version": lambda _: self.table.deletes.base_version(),
-            "status": lambda _: self._status(),
-            "flush": self._flush,
-            "commit": lambda _: asdict(self.table.commit()),
-            "indexes": lambda _: self.table.list_indexes(),
-            "create_index": lambda asked: self.table.create_index(
-                asked["column"], asked["kind"], **asked["parameters"]
-            ),
-            "drop_index": lambda request: self.table.drop_index(request["name"]),
-            "schema": self._schema,
-            "regions": self._looked_at,
-            "look": lambda request: self._place.look(request.get("from", "")),
-            "release": self._release,
+    def _put(self, request: dict[str, Any]) -> dict[str, Any]:
+        token, nulls = Token(request["producer"], request["sequence"]), fields.names(request, "nulls")
+        region, routing = UUID(request["region"]), request["routing"]
+        return asdict(self.table.put_region(region, request["rows"], token, routing, nulls))
+
+    def _write(self, request: dict[str, Any]) -> dict[str, Any]:
+        table, rows = self.table, request["rows"]  # a resize may replace the table at any moment
+        expect_routing(table.base.uri, request.get("routing"), table.base.routing_version)
+        options: dict[str, Any] = {
+            "token": Token.parse(request["token"]),
+            "durable": request["durable"],
+            "timeout": request.get("timeout"),
         }
-
-    def _count(self, name: str, request: dict[str, Any]) -> int:
-        return int(getattr(self._of(request), name)(**fields.arguments(name, request)))
-
-    def _count_explained(self, name: str, request: dict[str, Any]) -> dict[str, Any]:
-        told: list[Explanation] = []
-        count = self._count(name, {**request, "explain": told.append})
-        return {"count": count, "explanation": told[0].as_dict()}
+        if request["op"] == "delete":
+            where = Where(fields.given(request, "filter"), fields.given(request, "version"))
+            return asdict(table.deletes.piece(rows, where, **options))
+        if request["delete"]:
+            return asdict(table.delete(rows, **options))
+        return asdict(table.put_of_client(rows, fields.names(request, "nulls"), **options))
 
     def _applied(self, request: dict[str, Any]) -> Sequence[int | None]:
         table = self.table
@@ -382,14 +297,17 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         return {**fields.described(self.table), **self._regions()}
 
     def _looked_at(self, request: dict[str, Any]) -> dict[str, Any]:
-        if "from" in request:
+        if request.get("from"):
             self._place.heard(request["from"])
         upkeep = self.table.upkeep
         waiting = asdict(Backlog.of_all(upkeep.waiting()))
         claiming = [str(region) for region in self.table.regions.coming]
         return {**self._regions(), "claiming": claiming, "waiting": waiting, "base_version": upkeep.caught_up}
 
-    def _status(self) -> dict[str, Any]:
+    def _create_index(self, request: dict[str, Any]) -> str:
+        return self.table.create_index(request["column"], request["kind"], **request["parameters"])
+
+    def _status(self, _: dict[str, Any]) -> dict[str, Any]:
         """Return the status of the table, with the newest events of this daemon, newest first."""
         newest = [] if self._events is None else self._events.newest()[:_EVENTS]
         return self.table.status() | {"events": [event | {"daemon": self._place.endpoint} for event in newest]}
@@ -418,3 +336,33 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
             epoch, released = self.table.give(region, int(request.get("read", 0)))
             return {"epoch": epoch, "ended": None if released is None else released.to_json()}
         return {"epoch": self.table.release(region, flush=request.get("flush"))}
+
+    operations: ClassVar[Mapping[str, Operation]] = {
+        **reads(_read),
+        "changes": Operation("read", _changes, "since until images columns", bounded=True),
+        "changes_position": Operation("read", lambda self, asked: self.table.changes_position(asked["at"]), "at"),
+        "base_version": Operation("read", lambda self, _: self.table.deletes.base_version()),
+        "status": Operation("read", _status),
+        "indexes": Operation("read", lambda self, _: self.table.list_indexes()),
+        "applied": Operation("read", _applied, "producer regions routing logged"),
+        "schema": Operation("read", _schema, "look", needs_more={"look": "write"}),
+        "regions": Operation("read", _looked_at, "from", needs_more={"from": "admin"}, counted=False),
+        "put": Operation("write", _put, "region producer sequence routing rows nulls", "rows", traced=True),
+        "write": Operation("write", _write, "delete durable token timeout routing nulls", "rows", traced=True),
+        "delete": Operation("write", _write, "filter version durable token timeout routing", "rows", traced=True),
+        "record": Operation("write", _record, "token durable regions routing", traced=True),
+        "flush": Operation("admin", _flush, "regions routing", counted=False, audited=True, traced=True),
+        "commit": Operation(
+            "admin", lambda self, _: asdict(self.table.commit()), counted=False, audited=True, traced=True
+        ),
+        "create_index": Operation("admin", _create_index, "column kind parameters", audited=True, traced=True),
+        "drop_index": Operation(
+            "admin", lambda self, asked: self.table.drop_index(asked["name"]), "name", audited=True, traced=True
+        ),
+        "release": Operation("admin", _release, "region flush read from", counted=False, audited=True, traced=True),
+        "look": Operation("admin", lambda self, asked: self._place.look(asked.get("from", "")), "from", counted=False),
+    }
+
+
+def _message(answer: Any) -> bytes:
+    return json.dumps(answer, default=str).encode()

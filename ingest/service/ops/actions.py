@@ -23,8 +23,7 @@ from memwal.ingest.engine.table.pauses import WHATS
 from memwal.ingest.errors import Invalid
 from memwal.ingest.service.ops.answers import PATIENCE, in_a_thread, refusal, response
 from memwal.ingest.service.ops.pages import Act, Page
-from memwal.ingest.service.rpc.access_log import AccessLog
-from memwal.ingest.service.rpc.roles import Role
+from memwal.ingest.service.rpc.roles import AccessLog, Role
 from memwal.wal import SystemClock
 
 ROLE: web.RequestKey[Role | None] = web.RequestKey("role", object)  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from memwal.ingest.errors import classify
 from memwal.ingest.service.ops.pages import Page, Render
-from memwal.ingest.service.rpc.refused import Why
+from memwal.ingest.service.rpc.guard import Why
 
 PATIENCE = 5.0
 """Seconds for rendering a page. A health check needs an answer in time."""

@@ -17,7 +17,7 @@ from aiohttp.http_exceptions import LineTooLong
 
 from memwal.ingest.service.ops.answers import SERVER, response
 from memwal.ingest.service.ops.pages import Page
-from memwal.ingest.service.rpc.refused import Refused, Why
+from memwal.ingest.service.rpc.guard import Refused, Why
 
 CONNECTIONS = 128
 """Concurrent connections; each uses a descriptor. Further connections get an error and are closed."""

@@ -24,8 +24,7 @@ from memwal.ingest.service.ops.live import Live
 from memwal.ingest.service.ops.live_server import DATA, PATHS, QUERY_BYTES, LiveServer
 from memwal.ingest.service.ops.pages import Act, Page, Render
 from memwal.ingest.service.ops.same_site import other_name, other_site
-from memwal.ingest.service.rpc.guard import REFUSED, Guard
-from memwal.ingest.service.rpc.refused import Why
+from memwal.ingest.service.rpc.guard import REFUSED, Guard, Why
 from memwal.ingest.settings.endpoints import url_host
 
 ALIVE = "/health/livez"

@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 from memwal.ingest.engine.region.counters import Histogram
 from memwal.ingest.engine.table.pauses import WHATS
 from memwal.ingest.protocol import build
-from memwal.ingest.service.rpc.refused import WAYS, Refused
+from memwal.ingest.service.rpc.guard import WAYS, Refused
 
 Kind = Literal["counter", "gauge", "histogram"]
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
@@ -18,20 +17,18 @@ from memwal.ingest.engine.api.tokens import Token
 from memwal.ingest.errors import Invalid, UnknownOutcome
 from memwal.ingest.protocol import refusal_of_daemon
 from memwal.ingest.service.rpc.credentials import bearer
-from memwal.ingest.service.rpc.exchange import Answers, OpenRead, exchanged, message_of, read_all, rows_of
-from memwal.ingest.service.rpc.row_stream import Told, streamed
+from memwal.ingest.service.rpc.exchange import OpenRead, Told, command_of, exchanged, message_of, rows_of
+from memwal.ingest.service.rpc.row_stream import streamed
 from memwal.ingest.service.rpc.tls import NO_TLS, ClientTls
 from memwal.ingest.service.rpc.trace_headers import sent_headers
-from memwal.ingest.service.rpc.wire import ALIGNED, EXPLANATION, StreamSum, explained, from_flight, pack
+from memwal.ingest.service.rpc.wire import ALIGNED, StreamSum, from_flight
 from memwal.wal.errors import first_line
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-ASK_WHO = ("schema", "regions")
-"""Actions that identify the daemon's table, so their requests do not name one."""
 _OF_REGIONS = ("applied", "record")
-"""Actions on some of the daemon's regions."""
+"""Operations on some of the daemon's regions."""
 BATCH_ROWS = 16_384
 """Rows per Flight message: enough to amortise the call, few enough to fit gRPC's buffers."""
 BATCH_BYTES = 16 << 20
@@ -79,11 +76,8 @@ class Connection:
         """
         self.endpoint = endpoint
         self.table: str | None = None
-        """Id of the table that calls name, except the actions `ASK_WHO`. A daemon that serves another table rejects
+        """Id of the table that calls name, except the operations `ASK_WHO`. A daemon that serves another table rejects
         the call. None: calls name no table."""
-        self._states = True
-        """Whether calls state the protocol version. False for a daemon whose answers state no version, which is older
-        than the versions."""
         self.tls, self._headers = tls, bearer(endpoint, token)
         try:
             self._client = flight.FlightClient(endpoint, generic_options=_CHANNEL, **tls.flight_options())
@@ -92,15 +86,12 @@ class Connection:
 
     @_translate_flight_errors
     def act(self, name: str, request: Mapping[str, Any] | None = None, timeout: float | None = None) -> Any:
-        """Run an action and return its answer. Raises also: Invalid if the daemon speaks another protocol."""
-        said = {"protocol": str(protocol.OURS)} if name in ASK_WHO else self._said()
-        asked, caller = {**(request or {}), **said}, present()
-        if caller is not None:
-            command = pack({"act": name, **asked})
-            return self._met(name, exchanged(self._client, command, self._options(timeout), caller, message_of))
-        action = flight.Action(name, pack(asked))
-        results = list(self._client.do_action(action, self._options(timeout)))
-        return self._met(name, results[0].body.to_pybytes())
+        """Return the answer to an operation that is one message. Raises also: Invalid if the daemon speaks another
+        protocol."""
+        answer = self._asked(name, request or {}, None, timeout, message_of)
+        if name in protocol.ASK_WHO and (refusal := refusal_of_daemon(answer, self.endpoint)) is not None:
+            raise refusal
+        return answer
 
     @_translate_flight_errors
     def read(
@@ -111,44 +102,36 @@ class Connection:
         timeout: float | None = None,
         told: Told | None = None,
     ) -> Any:
-        """Run one of `READS`, or an action on some regions, and return its answer.
+        """Return the answer to one of `READS`, or to an operation on some regions.
 
         `rows`: the rows that the read sends (`sends` in `READS`). `timeout`: for a read that streams, the limit for
         the first batch and for each further one. `told`: receives the daemon's explanation; of a stream, after its
         last row.
         """
-        name = read if told is None else explained(read)
+        if told is not None:
+            request = {**request, "explain": True}
         if read in _OF_REGIONS or READS[read].counts:
-            counted = self.act(name, request, timeout)
-            return counted if told is None else _told_apart(counted, told)
-        request = {"op": name, **request}
-        if READS[read].streams:
-            command, options = pack({**self._said(), **request}, rows), self._options(None)
-            if present() is not None:
-                return streamed(self.endpoint, lambda: OpenRead(self._client, command, options), timeout, told)
-            ticket = flight.Ticket(command)
-            return streamed(self.endpoint, lambda: self._client.do_get(ticket, options), timeout, told)
-        answer = self._rows(request, rows, timeout)
-        return answer if told is None else _told_of(answer, told)
+            return self._asked(read, request, rows, timeout, partial(message_of, told=told))
+        if not READS[read].streams:
+            return self._asked(read, request, rows, timeout, partial(rows_of, told=told))
+        command, options = self._command(read, request, rows), self._options(None)
+        return streamed(self.endpoint, lambda: OpenRead(self._client, command, options), timeout, told)
 
     @_translate_flight_errors
     def changes(self, request: Mapping[str, Any], timeout: float | None = None) -> pa.Table:
         """Return the next changes of the table, in the form of `api.changes.packed`."""
-        return self._rows({"op": "changes", **request}, None, timeout)
+        return self._asked("changes", request, None, timeout, rows_of)
 
     @_translate_flight_errors
     def write(self, rows: pa.Table, request: Mapping[str, Any], timeout: float | None = None) -> dict[str, Any]:
         """Send rows or keys of any of this daemon's regions and return its answer. `request` includes "op"."""
-        caller = present()
-        if caller is None:
-            return _written(rows, self._open_put(request, rows.schema, timeout))
 
         def write(writer: Any, reader: Any) -> dict[str, Any]:
-            writer.begin(rows.schema)
-            return _written(rows, OpenPut(self.endpoint, writer, Answers(reader), self.tls))
+            put = OpenPut(self.endpoint, writer, reader, rows.schema, self.tls)
+            put.write(rows)
+            return put.finish()
 
-        command = pack({**request, **self._said()})
-        return exchanged(self._client, command, self._options(timeout), caller, write)
+        return exchanged(self._client, self._command(request["op"], request), self._options(timeout), write)
 
     @_translate_flight_errors
     def open_put(
@@ -166,42 +149,40 @@ class Connection:
         `routing`: version of the routing that computed `region`. `rows`: number of rows that follow; None: unknown.
         `kept`: see `kept_columns`.
         """
-        request: dict[str, Any] = {"op": "put", "region": region, "routing": routing}
-        request |= {"producer": token.producer, "sequence": token.sequence, "rows": rows, **(kept or {})}
-        return self._open_put(request, schema, timeout)
+        request: dict[str, Any] = {"region": region, "routing": routing, **(kept or {})}
+        request |= {"producer": token.producer, "sequence": token.sequence, "rows": rows}
+        descriptor = flight.FlightDescriptor.for_command(self._command("put", request))
+        writer, reader = self._client.do_exchange(descriptor, self._options(timeout))
+        return OpenPut(self.endpoint, writer, reader, schema, self.tls)
 
     def close(self) -> None:
         """Close the connection; the daemon keeps running."""
         self._client.close()
 
-    def _met(self, name: str, answer: bytes) -> Any:
-        """Return the answer to an action; remember whether it states a protocol version."""
-        told = json.loads(answer)
-        if name in ASK_WHO:
-            self._states = "protocol" in told
-            if (refusal := refusal_of_daemon(told, self.endpoint)) is not None:
-                raise refusal
-        return told
+    def _asked(
+        self,
+        op: str,
+        request: Mapping[str, Any],
+        rows: pa.Table | None,
+        timeout: float | None,
+        answer: Callable[[Any], R],
+    ) -> R:
+        """Make a call that sends no stream of rows, and return the result of `answer`, which reads the answer."""
 
-    def _said(self) -> dict[str, str]:
-        """Return the fields that every call carries: the table and the protocol version."""
-        stated = {"protocol": str(protocol.OURS)} if self._states else {}
-        return stated if self.table is None else {**stated, "table": self.table}
+        def take(writer: Any, reader: Any) -> R:
+            writer.done_writing()
+            return answer(reader)
 
-    def _rows(self, request: Mapping[str, Any], rows: pa.Table | None, timeout: float | None) -> pa.Table:
-        command, caller = pack({**request, **self._said()}, rows), present()
-        if caller is not None:
-            return exchanged(self._client, command, self._options(timeout), caller, rows_of)
-        return read_all(self._client.do_get(flight.Ticket(command), self._options(timeout)))
+        return exchanged(self._client, self._command(op, request, rows), self._options(timeout), take)
+
+    def _command(self, op: str, request: Mapping[str, Any], rows: pa.Table | None = None) -> bytes:
+        """Return an encoded request, which names the table."""
+        named = {} if self.table is None or op in protocol.ASK_WHO else {"table": self.table}
+        return command_of(op, {**request, **named}, rows)
 
     def _options(self, timeout: float | None) -> flight.FlightCallOptions:
         sent = [*self._headers, *sent_headers()] if tracing.on else self._headers
         return flight.FlightCallOptions(timeout=timeout, headers=sent, read_options=ALIGNED)
-
-    def _open_put(self, request: Mapping[str, Any], schema: pa.Schema, timeout: float | None) -> OpenPut:
-        descriptor = flight.FlightDescriptor.for_command(pack({**request, **self._said()}))
-        writer, answers = self._client.do_put(descriptor, schema, self._options(timeout))
-        return OpenPut(self.endpoint, writer, answers, self.tls)
 
 
 class OpenPut:
@@ -210,10 +191,12 @@ class OpenPut:
     Thread safety. One thread.
     """
 
-    def __init__(self, endpoint: str, writer: Any, answers: Any, tls: ClientTls = NO_TLS) -> None:
+    def __init__(self, endpoint: str, writer: Any, reader: Any, schema: pa.Schema, tls: ClientTls = NO_TLS) -> None:
+        """Begin to send rows with `schema` over an open call. Raises: Flight's errors."""
         self.endpoint, self.tls = endpoint, tls
-        self._writer, self._answers = writer, answers
+        self._writer, self._reader = writer, reader
         self._sum = StreamSum()
+        writer.begin(schema)
 
     @_translate_flight_errors
     def write(self, rows: pa.Table | pa.RecordBatch) -> None:
@@ -232,16 +215,13 @@ class OpenPut:
         try:
             self._writer.write_metadata(self._sum.closing())
             self._writer.done_writing()
-            answer = self._answers.read()
+            answer: dict[str, Any] = message_of(self._reader)
             self._writer.close()
         except (flight.FlightError, pa.ArrowException, OSError) as error:
             translated = from_flight(error, self.endpoint)
             refused = isinstance(translated, Invalid) or bool(getattr(error, "extra_info", b""))
             raise translated if refused else _no_answer(self.endpoint) from None
-        if answer is None:
-            raise _no_answer(self.endpoint)
-        acked: dict[str, Any] = json.loads(answer.to_pybytes())
-        return acked
+        return answer
 
     def abort(self) -> None:
         """Drop the stream; nothing is applied."""
@@ -257,22 +237,6 @@ def _messages(rows: pa.Table | pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         most = max(1, batch.num_rows * BATCH_BYTES // max(1, batch.nbytes))
         for at in range(0, batch.num_rows, most):
             yield batch if most >= batch.num_rows else batch.slice(at, most)
-
-
-def _written(rows: pa.Table, put: OpenPut) -> dict[str, Any]:
-    put.write(rows)
-    return put.finish()
-
-
-def _told_apart(counted: Mapping[str, Any], told: Told) -> Any:
-    told(counted["explanation"])
-    return counted["count"]
-
-
-def _told_of(answer: pa.Table, told: Told) -> pa.Table:
-    metadata = dict(answer.schema.metadata or {})
-    told(json.loads(metadata.pop(EXPLANATION)))
-    return answer.replace_schema_metadata(metadata or None)
 
 
 def kept_columns(keeps: bool, nulls: Sequence[str]) -> dict[str, Any]:

@@ -29,7 +29,8 @@ def bearer(endpoint: str, token: str | None) -> list[tuple[bytes, bytes]]:
     """
     if token is None:
         return []
-    if not endpoint.startswith(TLS) and not is_loopback(_host(endpoint)):
+    host = endpoint.partition("://")[2].rpartition(":")[0]
+    if not endpoint.startswith(TLS) and not is_loopback(host):
         raise Invalid(f"{endpoint}: the token would be sent unencrypted; give the daemon TLS, and write {TLS}host:port")
     return [(b"authorization", f"Bearer {token}".encode())]
 
@@ -67,15 +68,7 @@ class Access:
         Raises: Invalid for references that cannot be resolved, and for files with unexpected content.
         """
         token = resolve_one("daemon.token", SecretStr(self.token), environ)
-        return {"token": token or None, "tls": self._tls()}
-
-    def _tls(self) -> ClientTls:
         trusted = authority(self.tls_ca, "daemon.tls_ca") if self.tls_ca else None
-        if not self.tls_cert:
-            return ClientTls(trusted)
         names = "daemon.tls_client_cert", "daemon.tls_client_key"
-        return ClientTls(trusted, *client_certificate(self.tls_cert, self.tls_key, names))
-
-
-def _host(endpoint: str) -> str:
-    return endpoint.partition("://")[2].rpartition(":")[0]
+        own = client_certificate(self.tls_cert, self.tls_key, names) if self.tls_cert else (None, None)
+        return {"token": token or None, "tls": ClientTls(trusted, *own)}

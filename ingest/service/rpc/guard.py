@@ -1,4 +1,4 @@
-"""Authenticate callers, and check listening addresses.
+"""Authenticate callers, count rejected requests, and check listening addresses.
 
 Bearer tokens with roles, TLS and client certificates apply to Flight and HTTP alike. Settings hold tokens as
 references, `env:NAME` or `file:PATH`. A `Guard` holds the resolved tokens; the listening process creates it and never
@@ -10,23 +10,48 @@ from __future__ import annotations
 import hmac
 import socket
 import ssl
+import threading
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, get_args
 
 import pyarrow.flight as flight
 
 from memwal.ingest.errors import Invalid
 from memwal.ingest.secret_refs import resolve_one
-from memwal.ingest.service.rpc.refused import Refused
 from memwal.ingest.service.rpc.roles import Role, Tokens
 from memwal.ingest.service.rpc.tls import authority, load_pair, read_pem
 from memwal.ingest.settings.endpoints import is_loopback
 from memwal.ingest.settings.sections import DaemonSettings
 
 REFUSED = "missing or wrong token"
+Way = Literal["flight", "http"]
+Why = Literal["token", "certificate", "role", "site", "invalid", "size", "busy", "time", "memory"]
+WAYS: tuple[Way, ...] = get_args(Way)
+WHYS: tuple[Why, ...] = get_args(Why)
 _BEARER = "bearer"
 _CLIENT_CA = "daemon.tls_client_ca"
+
+
+class Refused:
+    """The number of rejected requests since the start of the process.
+
+    Thread safety. Any thread.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._counts = threading.Lock(), Counter[tuple[Way, Why]]()
+
+    def add(self, way: Way, why: Why) -> None:
+        """Count one request."""
+        with self._lock:
+            self._counts[way, why] += 1
+
+    def counts(self, way: Way) -> Mapping[Why, int]:
+        """Return the rejected requests of one interface by reason, with 0 for reasons without any."""
+        with self._lock:
+            return {why: self._counts[way, why] for why in WHYS}
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 1. The client opens the call and waits for the first batch within the timeout of the read. Until then it may retry.
 2. The daemon produces a batch when gRPC has room for it, about 4 MB ahead of the client.
 3. A client that closes or drops its result cancels the call, and the daemon stops the read. A requested explanation
-   follows the last row, with a batch of no rows.
+   follows the last row.
 4. A stream is complete only if the daemon has ended it. If the daemon is lost, or sends nothing for the whole timeout
    while the client waits for a batch, the client gets Unavailable.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -22,11 +22,9 @@ import pyarrow.flight as flight
 from memwal.ingest.caller import given_up, present
 from memwal.ingest.engine.api.results import RowStream
 from memwal.ingest.errors import LOST, MemWalError, Unavailable
+from memwal.ingest.service.rpc.exchange import Told
 from memwal.ingest.service.rpc.wire import from_flight
 from memwal.ingest.threads import Worker
-
-Told = Callable[[Mapping[str, Any]], object]
-"""Receives the explanation of a read."""
 
 
 def streamed(endpoint: str, call: Callable[[], Any], timeout: float | None, told: Told | None = None) -> RowStream:
@@ -125,11 +123,10 @@ class _Incoming:
             chunk = self._reader.read_chunk()
         except StopIteration:
             return None
-        if self._told is None or chunk.app_metadata is None:
-            batch: pa.RecordBatch = chunk.data
-            return batch
-        self._told(json.loads(chunk.app_metadata.to_pybytes()))
-        return None
+        if self._told is not None and chunk.data is None:
+            self._told(json.loads(chunk.app_metadata.to_pybytes()))
+        batch: pa.RecordBatch | None = chunk.data
+        return batch
 
     def _cut_short(self, error: Exception) -> MemWalError:
         translated = from_flight(error, self._endpoint)

@@ -1,19 +1,13 @@
 """Encode and decode the messages between clients and daemons (`rpc.connection`, `daemon.service`).
 
 A request is a small JSON object, followed by an Arrow IPC stream if it has rows (the keys of a `get`, the vector of a
-`search`):
+`search`). It is the command in the descriptor of a DoExchange:
 
     u32 length, little-endian | JSON, UTF-8 | Arrow IPC stream (may be absent)
 
-It is the ticket of a DoGet, the body of a DoAction, and the descriptor of a DoPut (whose rows are the Flight stream
-itself). A DoPut ends with a closing message. Its application metadata is `{"close": rows sent, "crc": checksum}`, the
-CRC-32 of the Arrow messages of its batches. README.md lists the steps of a stream. Errors travel as the JSON of
-`errors.to_wire` in Flight's `extra_info`.
-
-A read with an explanation has the name `explained(read)`. Its answer includes the JSON of an
-`api.explanation.Explanation`: in the schema's metadata under `EXPLANATION`; for a stream, as the application metadata
-of a last batch without rows; for a count, as `{"count", "explanation"}`. A daemon without support for explanations
-rejects the name.
+The rows of a write follow as the stream of the call, and end with a closing message. Its application metadata is
+`{"close": rows sent, "crc": checksum}`, the CRC-32 of the Arrow messages of its batches. README.md lists the steps of a
+stream. Errors travel as the JSON of `errors.to_wire` in Flight's `extra_info`.
 """
 
 from __future__ import annotations
@@ -39,18 +33,6 @@ _HEAD_MAX = 4 << 20
 """Maximum bytes of a request without its rows. Parsing JSON of this size takes half a second and blocks all threads."""
 _CLOSING_MAX = 1 << 10
 """Maximum bytes of a closing message."""
-_EXPLAINED = "explained "
-EXPLANATION = b"memwal:explanation"
-
-
-def explained(read: str) -> str:
-    """Return the name of `read` with an explanation."""
-    return _EXPLAINED + read
-
-
-def read_named(name: str) -> tuple[str, bool]:
-    """Return the read that `name` names, and whether to explain it."""
-    return name.removeprefix(_EXPLAINED), name.startswith(_EXPLAINED)
 
 
 def pack(request: Mapping[str, Any], rows: pa.Table | None = None) -> bytes:
@@ -65,33 +47,36 @@ def pack(request: Mapping[str, Any], rows: pa.Table | None = None) -> bytes:
     return b"".join(parts)
 
 
-def unpack(data: bytes) -> tuple[dict[str, Any], pa.Table | None]:
-    """Decode a request and its rows. Raises: Invalid if the bytes are not a request."""
+def unpack(data: bytes) -> tuple[dict[str, Any], memoryview]:
+    """Decode a request and return its fields, and its rows in encoded form. Raises: Invalid if the bytes are not a
+    request."""
     view = memoryview(data)
     try:
         (length,) = _LENGTH.unpack_from(view)
         if length > _HEAD_MAX:
             raise Invalid(f"not a request of memwal: {length} bytes before its rows, at most {_HEAD_MAX} are taken")
-        body = view[_LENGTH.size + length :]
         request = json.loads(bytes(view[_LENGTH.size : _LENGTH.size + length]))
-        rows = _rows(pa.py_buffer(body)) if len(body) else None
-    except (struct.error, ValueError, RecursionError, pa.ArrowException, OSError, MemoryError) as error:
+    except (struct.error, ValueError, RecursionError) as error:
         raise Invalid(f"not a request of memwal: {first_line(error)}") from error
     if not isinstance(request, dict):
         raise Invalid("not a request of memwal: no JSON object")
-    return request, rows
+    return request, view[_LENGTH.size + length :]
 
 
-def _rows(body: pa.Buffer) -> pa.Table:
-    """Return the rows of an IPC stream, validated.
+def unpack_rows(encoded: memoryview) -> pa.Table:
+    """Return the rows of a request, validated.
 
     Raises: Invalid for malformed rows, and for compressed ones, since few compressed bytes can expand to gigabytes.
     """
-    for message in pa.ipc.MessageReader.open_stream(body):
-        if message.type in ("record batch", "dictionary") and _is_compressed(message):
-            raise Invalid("not a request of memwal: its rows are compressed; send them as they are")
-    rows = pa.ipc.open_stream(body, options=ALIGNED).read_all()
-    check_encoding(rows)
+    try:
+        body = pa.py_buffer(encoded)
+        for message in pa.ipc.MessageReader.open_stream(body):
+            if message.type in ("record batch", "dictionary") and _is_compressed(message):
+                raise Invalid("not a request of memwal: its rows are compressed; send them as they are")
+        rows = pa.ipc.open_stream(body, options=ALIGNED).read_all()
+        check_encoding(rows)
+    except (struct.error, ValueError, pa.ArrowException, OSError, MemoryError) as error:
+        raise Invalid(f"not a request of memwal: {first_line(error)}") from error
     return rows
 
 
@@ -121,7 +106,7 @@ def _offset(data: bytes, at: int) -> int:
 
 @dataclass
 class StreamSum:
-    """Number of rows and checksum of the batches of a DoPut, as sent or as received."""
+    """Number of rows and checksum of the batches of a write, as sent or as received."""
 
     rows: int = 0
     crc: int = 0
@@ -176,7 +161,7 @@ def read_closed(
     announced: int | None,
     count: Callable[[pa.RecordBatch], None] = lambda _: None,
 ) -> pa.Table:
-    """Return all rows of a DoPut stream, validated.
+    """Return all rows that follow the request of a write, validated.
 
     `announced`: number of rows, if the sender knew it before the first row. `count`: called with each validated
     batch; raises if the stream exceeds its limit of bytes.

@@ -1,4 +1,7 @@
-"""The steps of a delete by filter that the owners of the regions execute; see `api.deletes`."""
+"""The changes and the deletes by filter of a table through its daemons: the steps that daemons execute.
+
+`api.changes` and `api.deletes` have the algorithms, which are the same for a table in this process.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,32 @@ from typing import Any
 
 import pyarrow as pa
 
+from memwal.ingest.engine.api.changes import ChangesRequest, Piece, Position, unpacked
 from memwal.ingest.engine.api.deletes import Where
 from memwal.ingest.engine.api.tokens import Receipt, Token
+from memwal.ingest.service.rpc.connection import Connection
+
+Ask = Callable[[Callable[[Connection, float], Any]], Any]
+"""Makes a call to a daemon, repeated where that is safe. The call receives the seconds that it may take."""
+
+
+class RemoteChanges:
+    """Changes of a table, read through one of its daemons, which caches what it read for the next piece.
+
+    Thread safety. Any thread. Errors. Only `ingest.errors` kinds.
+    """
+
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
+
+    def piece(self, request: ChangesRequest) -> Piece:
+        """See `ChangesSource`."""
+        rows: pa.Table = self._ask(lambda to, within: to.changes(request.to_json(), within))
+        return unpacked(rows)
+
+    def position(self, at: str) -> Position:
+        """See `ChangesSource`."""
+        return Position.of_json(self._ask(lambda to, within: to.act("changes_position", {"at": at}, within)), "at")
 
 
 class RoutedDeletes:
@@ -22,7 +49,7 @@ class RoutedDeletes:
     ) -> None:
         """Use the given senders. Each of them retries.
 
-        `write`: sends a request of the op "delete". `record`: the action "record". `version`: the action
+        `write`: sends a request of the op "delete". `record`: the operation "record". `version`: the operation
         "base_version".
         """
         self._write, self._record, self._version = write, record, version

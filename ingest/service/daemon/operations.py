@@ -1,0 +1,109 @@
+"""The properties of a daemon's operations: the role of the caller, limits, log and span of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import cached_property
+from inspect import signature
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from memwal.ingest import tracing
+from memwal.ingest.engine.api.reads import READS, Reads
+from memwal.ingest.errors import Invalid
+from memwal.ingest.service.rpc.guard import Guard, role_of
+from memwal.ingest.service.rpc.roles import AccessLog, Role
+from memwal.wal import Clock
+
+Handler = Callable[[Any, dict[str, Any]], Any]
+"""Executes an operation. Receives the service and the request, and returns rows or a value for JSON."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation of a daemon. `daemon.service` has the table of all of them."""
+
+    role: Role
+    """The role that a caller needs."""
+    handle: Handler
+    takes: str = ""
+    """The names of its fields, separated by spaces."""
+    sends: Literal["keys", "vector", "rows"] | None = None
+    """The field for the rows of the request. "keys" and "vector" are a part of the request. "rows" follow it, up to
+    their closing message."""
+    needs_more: Mapping[str, Role] = field(default_factory=dict)
+    """Roles that a caller needs who sets these fields."""
+    counted: bool = True
+    """Whether it counts against `daemon.calls_max`. Peers consider a daemon that does not answer dead, and the
+    operations that make room for waiting puts must not wait for them."""
+    bounded: bool = False
+    """Whether the limits of reads apply."""
+    audited: bool = False
+    """Whether it is logged. The other operations of admins are checks by peers, several a second."""
+    traced: bool = False
+    """Whether it has a span, within the trace of its caller."""
+
+    @cached_property
+    def fields(self) -> frozenset[str]:
+        """The names of its fields."""
+        return frozenset(self.takes.split())
+
+    def role_for(self, request: Mapping[str, Any]) -> Role:
+        """Return the role that `request` needs."""
+        return next((role for name, role in self.needs_more.items() if request.get(name)), self.role)
+
+
+def reads(handle: Handler) -> dict[str, Operation]:
+    """Return the operations of `READS`. `handle`: executes each of them."""
+    operations = {}
+    for name, kind in READS.items():
+        _, *arguments = signature(getattr(Reads, name)).parameters  # without self
+        takes = " ".join(("regions", "routing", *arguments))
+        operations[name] = Operation("read", handle, takes, kind.sends, bounded=True, traced=True)
+    return operations
+
+
+class Permissions:
+    """The permissions of a daemon's callers.
+
+    Thread safety. Any thread.
+    """
+
+    def __init__(self, guard: Guard, clock: Clock) -> None:
+        self._guard, self._log = guard, AccessLog(clock)
+
+    def expect(self, context: flight.ServerCallContext, operation: Operation, request: Mapping[str, Any]) -> None:
+        """Check the role of the caller, and log actions of admins. Raises: Invalid if the token does not permit the
+        operation."""
+        role, wanted, name = role_of(context, self._guard), operation.role_for(request), request["op"]
+        if (refused := self._log.refusal(role, wanted, repr(name), context.peer())) is not None:
+            raise Invalid(refused, {"reason": "role", "role": role, "needs": wanted})
+        if operation.audited:
+            self._log.admin(name, context.peer())
+
+
+def span_of(operation: Operation, request: Mapping[str, Any]) -> AbstractContextManager[Any]:
+    """Return the span of a request, or a context without one.
+
+    The span of a write has its rows and bytes, and for a stream from Spark the region and the batch_id. The span of a
+    streaming read ends where its rows begin.
+    """
+    if not (tracing.on and operation.traced):
+        return tracing.OFF
+    name, told = request["op"], dict[str, Any]()
+    if operation.sends == "rows":
+        told = {"rows": request["rows"].num_rows, "bytes": request["rows"].nbytes}
+        if name == "put":
+            told |= {"region": request["region"], "batch_id": request["sequence"]}
+        name = "delete" if name == "delete" or request.get("delete") else "put"
+    return tracing.span(f"memwal.daemon.{name}", "SERVER", **told)
+
+
+def note_rows(span: Any, answer: Any) -> None:
+    """Add the rows and bytes of an answer that is not streamed to its span."""
+    if span is not None and isinstance(answer, pa.Table):
+        tracing.note(span, rows=answer.num_rows, bytes=answer.nbytes)
