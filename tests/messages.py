@@ -25,7 +25,7 @@ GOLDEN = Path(__file__).parent / "golden" / "messages.txt"
 REWRITE = "MEMWAL_REWRITE_GOLDEN"
 """The environment variable that makes tests write their golden files. `--rewrite` sets it."""
 
-_DIRECTORIES = r"(?<![\w/])(?:/[\w.-]+)*"
+_DIRECTORIES = r"(?:/[\w.-]+)*"
 _VARIABLE = (
     (rf"{_DIRECTORIES}/pytest-of-[^/]+/pytest-\d+(?:/popen-gw\d+)?(?:/[\w.-]*\d\b)?", "<tmp>"),
     (rf"{_DIRECTORIES}/tmp[a-z0-9_]{{8}}\b", "<tmp>"),
@@ -33,9 +33,11 @@ _VARIABLE = (
     (r"\b\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d)?", "<time>"),
     (r"\b(?=[0-9a-f]*[a-f])(?=[0-9a-f]*\d)[0-9a-f]{16,}\b", "<hex>"),
     (r"\b[0-9a-f]{8}(?=_gen_\d)", "<hex>"),
+    (r"(checksum is |recorded is ')[0-9a-f]{8}\b", r"\1<hex>"),
     (r"\b0x[0-9a-f]{6,}\b", "<address>"),
     (r"((?:127\.0\.0\.1|localhost|\[::1\]):)\d{4,5}\b", r"\1<port>"),
     (r"\b(process|pid) \d+\b", r"\1 <pid>"),
+    (r"\b\d+ attempts in [\d.]+s\b", "<number> attempts in <time>"),
     (r"(s3://memwal-tests/)\d+\b", r"\1<number>"),
     (r"(_mem_wal/probe/)[0-9a-f]{8}\b", r"\1<hex>"),
 )
@@ -103,7 +105,8 @@ class GoldenMessages:
         """Write the golden file."""
         if self._rewrite:
             gone = set(self.gone())
-            kept = {test: messages for test, messages in self._golden.items() if test not in gone}
+            latest = parsed(GOLDEN.read_text(encoding="utf-8"))  # another run may have written it meanwhile
+            kept = {test: messages for test, messages in latest.items() if test not in gone}
             GOLDEN.write_text(written(kept | self._found), encoding="utf-8")
 
     def gone(self) -> list[str]:
