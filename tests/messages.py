@@ -25,10 +25,10 @@ GOLDEN = Path(__file__).parent / "golden" / "messages.txt"
 REWRITE = "MEMWAL_REWRITE_GOLDEN"
 """The environment variable that makes tests write their golden files. `--rewrite` sets it."""
 
-_DIRECTORIES = r"(?:/[\w.-]+)*"
-_VARIABLE = (
-    (rf"{_DIRECTORIES}/pytest-of-[^/]+/pytest-\d+(?:/popen-gw\d+)?(?:/[\w.-]*\d\b)?", "<tmp>"),
-    (rf"{_DIRECTORIES}/tmp[a-z0-9_]{{8}}\b", "<tmp>"),
+_OF_ONE_TEST = r"(?:/popen-gw\d+)?(?:/[\w.-]*\d\b)?"
+_VARIABLE = [
+    (rf"(?:/[\w.-]+)*/pytest-of-[^/]+/pytest-\d+{_OF_ONE_TEST}", "<tmp>"),
+    (r"(?:/[\w.-]+)*/tmp[a-z0-9_]{8}\b", "<tmp>"),
     (r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", "<uuid>"),
     (r"\b\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d)?", "<time>"),
     (r"\b(?=[0-9a-f]*[a-f])(?=[0-9a-f]*\d)[0-9a-f]{16,}\b", "<hex>"),
@@ -40,7 +40,7 @@ _VARIABLE = (
     (r"\b\d+ attempts in [\d.]+s\b", "<number> attempts in <time>"),
     (r"(s3://memwal-tests/)\d+\b", r"\1<number>"),
     (r"(_mem_wal/probe/)[0-9a-f]{8}\b", r"\1<hex>"),
-)
+]
 """What differs from run to run, and its replacement."""
 
 _Error = TypeVar("_Error", bound=BaseException)
@@ -158,6 +158,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the plugin."""
+    if config.option.basetemp:
+        _VARIABLE.insert(0, (re.escape(config.option.basetemp) + _OF_ONE_TEST, "<tmp>"))
     if config.getoption("--rewrite"):
         os.environ[REWRITE] = "1"
     rewrite = bool(os.environ.get(REWRITE))

@@ -22,6 +22,7 @@ from memwal.ingest.service.daemon.service import FlightService
 from memwal.ingest.service.rpc.guard import Guard
 from memwal.ingest.service.rpc.wire import pack
 from memwal.ingest.settings.load import DaemonSettings
+from tests.messages import raises
 
 TOKENS = {"read": "the-readers-token", "write": "the-writers-token", "admin": "the-admins-token"}
 SETTINGS = DaemonSettings(token="env:ADMIN", write_token="env:WRITE", read_token="env:READ")
@@ -97,12 +98,9 @@ def test_what_a_role_may_not_do_is_refused_without_effect(
 ) -> None:
     table, client, _ = served
     before, caller = state(table), client(role)
-    for name, call in calls.items():
-        with caplog.at_level(logging.WARNING, "memwal.access"), pytest.raises(Invalid) as refused:
+    for call in calls.values():
+        with caplog.at_level(logging.WARNING, "memwal.access"), raises(Invalid):
             call(caller)
-        assert len(str(refused.value).splitlines()) == 1
-        assert f"the token has the role '{role}'" in str(refused.value), name
-        assert refused.value.details["reason"] == "role"
     assert state(table) == before
     refusals = [each for each in caplog.records if getattr(each, "event", "") == "refused"]
     assert 0 < len(refusals) <= len(calls), "one a second at most"
@@ -141,9 +139,8 @@ def test_what_daemons_say_to_one_another_needs_an_admin(served: Any, action: str
     before = state(table)
     for role in ("read", "write"):
         options = flight.FlightCallOptions(headers=[(b"authorization", f"Bearer {TOKENS[role]}".encode())])
-        with flight.connect(endpoint) as raw, pytest.raises(flight.FlightError) as refused:
+        with flight.connect(endpoint) as raw, raises(flight.FlightError):
             list(raw.do_action(flight.Action(action, body), options))
-        assert "role" in str(refused.value)
     assert state(table) == before
 
 

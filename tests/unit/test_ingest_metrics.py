@@ -22,7 +22,6 @@ from memwal.ingest.spark.pipeline.metrics import RunCollector, RunMeter, rows_be
 from memwal.ingest.spark.sink.receipts import BatchReceipt, RegionReceipt
 from memwal.wal import bucket_region
 from memwal.wal.store.requests import RequestCounts
-from tests.messages import raises
 from tests.support.clock import FakeClock
 
 REGION = bucket_region(0)
@@ -179,8 +178,9 @@ def test_back_pressure_is_counted(open_small: Callable[..., Any], made: Any) -> 
         for _ in range(2):  # flush.at_once
             held.enter_context(table.regions.context.flushing)
         table.put(made.rows(range(100)))  # an empty memtable weighs 128 KiB
-        with raises(memwal.Unavailable):
+        with pytest.raises(memwal.Unavailable) as refused:
             table.put(made.rows([100]))
+        assert refused.value.details["reason"] == "busy"
         assert (meter.refused_puts, meter.waited_puts, meter.waiting_puts) == (1, 1, 0)
         assert meter.waited_seconds > 0
     table.flush()
