@@ -16,7 +16,6 @@ from botocore.exceptions import ClientError
 
 from tests import s3_server as module
 from tests.conftest import ROOT
-from tests.messages import raises
 from tests.s3_fixtures import BUCKET, S3Table
 from tests.s3_server import S3Server
 
@@ -72,10 +71,10 @@ def test_what_was_stored_outlives_the_server(tmp_path: Path) -> None:
 def test_a_server_that_cannot_start_is_ended_and_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "objects").write_text("a file in its place")
     monkeypatch.setattr(module, "_STARTS", 1)
-    with raises(RuntimeError):
+    with pytest.raises(RuntimeError, match="its last words"):
         S3Server.start(tmp_path)
     monkeypatch.setattr(module, "MINIO", replace(module.MINIO, version="absent"))
-    with raises(RuntimeError):
+    with pytest.raises(RuntimeError, match="absent is not built; run `make s3-server`"):
         S3Server.start(tmp_path)
 
 
