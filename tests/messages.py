@@ -34,6 +34,7 @@ _VARIABLE = [
     (r"\b(?=[0-9a-f]*[a-f])(?=[0-9a-f]*\d)[0-9a-f]{16,}\b", "<hex>"),
     (r"\b[0-9a-f]{8}(?=_gen_\d)", "<hex>"),
     (r"(checksum is |recorded is ')[0-9a-f]{8}\b", r"\1<hex>"),
+    (r"(JoinError::Panic\(Id\()\d+", r"\1<number>"),
     (r"/\S+\.rs:\d+:\d+", "<source>"),
     (r"\b0x[0-9a-f]{6,}\b", "<address>"),
     (r"((?:127\.0\.0\.1|localhost|\[::1\])(?::|', ))\d{4,5}\b", r"\1<port>"),
