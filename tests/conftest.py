@@ -29,6 +29,7 @@ from tests.command_line import run_here
 pytest_plugins = [
     "tests.damaged_table",
     "tests.kafka_fixtures",
+    "tests.messages",
     "tests.one_jvm",
     "tests.page_site",
     "tests.s3_fixtures",

@@ -22,6 +22,7 @@ from memwal.ingest.errors import Invalid
 from memwal.ingest.settings.load import load
 from memwal.memtable import IndexSpec, InvalidRows
 from memwal.wal import open_store
+from tests.messages import raises
 
 COUNT, WIDTH = 400, 8
 QUIET = {"commit": {"interval": 0}}
@@ -169,21 +170,20 @@ def test_an_index_of_another_name_is_used_and_no_second_one_is_built(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("kind", "parameters", "wanted", "says"),
+    ("kind", "parameters", "wanted"),
     [
-        ("INVERTED", {"stem": False}, {"type": "fts", "stem": True}, "text_idx on 'text' has stem = False, not True"),
-        ("BTREE", {}, {"type": "fts"}, "its index text_idx is BTree on text, not fts on text"),
-        ("INVERTED", {"analyzer": "code"}, {"type": "fts"}, "has .* = .*, with which rows that are not"),
+        ("INVERTED", {"stem": False}, {"type": "fts", "stem": True}),
+        ("BTREE", {}, {"type": "fts"}),
+        ("INVERTED", {"analyzer": "code"}, {"type": "fts"}),
     ],
 )
 def test_another_index_than_the_one_that_is_there_is_refused(
-    tmp_path: Path, kind: Any, parameters: dict[str, Any], wanted: dict[str, Any], says: str
+    tmp_path: Path, kind: Any, parameters: dict[str, Any], wanted: dict[str, Any]
 ) -> None:
     uri = str(tmp_path / "t.lance")
     lance.write_dataset(rows(), uri).create_scalar_index("text", kind, **parameters)
-    with pytest.raises(InvalidRows, match=says) as refused:
+    with raises(InvalidRows):
         init(uri, indexes={"text": wanted})
-    assert "\n" not in str(refused.value)
     assert lance.dataset(uri).version == 2
 
 
@@ -203,12 +203,12 @@ def test_keys_are_compared_a_part_at_a_time(
     dataset = lance.write_dataset(pa.table({"a": keys, "b": pa.array([7] * count)}), tmp_path / "t")
     memwal.flush.base.adoptable.expect_key("t", dataset, ["a"])
     memwal.flush.base.adoptable.expect_key("t", dataset, ["b", "a"])
-    with pytest.raises(InvalidRows, match=f"t: {count - 1} of {count} rows repeat a key of b"):
+    with raises(InvalidRows):
         memwal.flush.base.adoptable.expect_key("t", dataset, ["b"])
     more = lance.write_dataset(pa.table({"a": keys.slice(3, 2), "b": pa.array([7, 8])}), tmp_path / "t", mode="append")
-    with pytest.raises(InvalidRows, match=f"2 of {count + 2} rows repeat a key of a"):
+    with raises(InvalidRows):
         memwal.flush.base.adoptable.expect_key("t", more, ["a"])
-    with pytest.raises(InvalidRows, match=f"1 of {count + 2} rows repeat a key of a, b"):
+    with raises(InvalidRows):
         memwal.flush.base.adoptable.expect_key("t", more, ["a", "b"])
 
 
@@ -251,20 +251,19 @@ PRIMARY = {"lance-schema:unenforced-primary-key": "true"}
 
 
 @pytest.mark.parametrize(
-    ("field", "index", "says"),
+    ("field", "index"),
     [
-        (pa.field("c", pa.large_binary(), metadata={"lance-encoding:blob": "true"}), None, "lance.blob"),
-        (pa.field("c", pa.string(), metadata={"ARROW:extension:name": "arrow.json"}), None, "arrow.json"),
-        (pa.field("c", pa.string(), metadata=PRIMARY), None, "Lance cannot make such a table: .*Primary key column"),
-        (pa.field("c", pa.string()), {"type": "fts", "language": "Tamil"}, "no stop words of language 'Tamil'"),
+        (pa.field("c", pa.large_binary(), metadata={"lance-encoding:blob": "true"}), None),
+        (pa.field("c", pa.string(), metadata={"ARROW:extension:name": "arrow.json"}), None),
+        (pa.field("c", pa.string(), metadata=PRIMARY), None),
+        (pa.field("c", pa.string()), {"type": "fts", "language": "Tamil"}),
     ],
     ids=["blob", "json", "primary key", "language"],
 )
-def test_a_table_that_is_refused_leaves_nothing_behind(tmp_path: Path, field: pa.Field, index: Any, says: str) -> None:
+def test_a_table_that_is_refused_leaves_nothing_behind(tmp_path: Path, field: pa.Field, index: Any) -> None:
     uri, indexes = tmp_path / "t.lance", None if index is None else {"c": index}
-    with pytest.raises(Invalid, match=says) as refused:
+    with raises(Invalid):
         memwal.open(uri, schema=pa.schema([ID, field]), key="id", indexes=indexes)
-    assert "\n" not in str(refused.value)
     assert not uri.exists()
     memwal.open(uri, schema=pa.schema([ID, pa.field("c", pa.string())]), key="id").close()
 

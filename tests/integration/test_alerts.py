@@ -209,8 +209,9 @@ def test_puts_that_wait_for_room(watched: Callable[..., Opened], made: Any) -> N
     scrapes.take(HEALTHY)
 
     def refused(_: int) -> None:
-        with pytest.raises(memwal.Unavailable, match="wait to be flushed"):
+        with pytest.raises(memwal.Unavailable) as full:
             table.put(made.rows([1]))
+        assert full.value.details["reason"] == "busy"
 
     with ExitStack() as held, ThreadPoolExecutor(60) as pool:
         for _ in range(2):  # flush.at_once

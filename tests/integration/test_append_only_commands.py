@@ -26,6 +26,7 @@ from memwal.ingest.spark.sink.foreach_batch import MemWalSink
 from memwal.ingest.spark.source.stream import read_stream
 from memwal.wal import open_store
 from tests.append_rows import QUIET, clean, configured, counted, opened, rows
+from tests.messages import raises
 
 
 @pytest.fixture
@@ -216,7 +217,7 @@ def test_the_daemon(serve: Callable[..., Any], uri: str, tmp_path: Path) -> None
         other.put(rows([1]))
         assert counted(other) == {1: 3, 2: 1}
         for ask in (lambda: table.get([1]), lambda: table.delete([1])):
-            with pytest.raises(memwal.Invalid, match="the table has no key"):
+            with raises(memwal.Invalid):
                 ask()
         base = BaseTable.open(uri)
         bucket = int(base.route(rows([1]))[0])
@@ -226,7 +227,7 @@ def test_the_daemon(serve: Callable[..., Any], uri: str, tmp_path: Path) -> None
             assert stream.finish().applied == attempt
         stream = table.open_stream(base.regions[bucket - 1], Token("spark", 2))
         stream.write(rows([1]).combine_chunks().to_batches()[0])
-        with pytest.raises(memwal.Invalid, match="rows of other regions"):
+        with raises(memwal.Invalid):
             stream.finish()
         table.flush()
         table.commit()

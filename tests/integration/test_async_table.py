@@ -30,6 +30,7 @@ from memwal.ingest.service.client.async_streams import AsyncChanges, AsyncRowStr
 from memwal.ingest.service.client.async_table import AT_ONCE, AsyncTable
 from memwal.ingest.service.client.remote import RemoteTable
 from memwal.ingest.service.daemon.service import FlightService
+from tests.messages import raises
 
 SCHEMA = pa.schema(
     [
@@ -177,11 +178,10 @@ def test_mistakes_are_raised_by_the_await_with_their_kinds(world: World) -> None
                 lambda: memwal.connect_async(world.at, fallback="flushed"),
                 lambda: memwal.connect_async(lokation=world.at),  # type: ignore[call-arg]
             ):
-                with pytest.raises(memwal.Invalid) as told:
+                with raises(memwal.Invalid):
                     await call()
-                assert len(told.value.lines) == 1
         await table.close()
-        with pytest.raises(memwal.Invalid, match="the table is closed; connect again"):
+        with raises(memwal.Invalid):
             await table.get(1)
         with pytest.raises(memwal.Unavailable):
             await memwal.connect_async("grpc://127.0.0.1:1")
@@ -386,7 +386,7 @@ def test_a_result_whose_read_was_cancelled_is_closed(world: World, gate: Gate, m
         async with await connected(world) as table:
             found = await table.scan(["id"])
             assert await cancelled(found.read_all(), gate.entered.is_set) < SOON
-            with pytest.raises(memwal.Invalid, match="closed"):
+            with raises(memwal.Invalid):
                 await anext(found)
 
     asyncio.run(ask())
@@ -503,7 +503,7 @@ def test_a_feed_that_follows_holds_no_thread_and_loses_nothing_when_it_is_cancel
                 assert sorted(told) == list(range(1000, 1020))
                 waiting = asyncio.ensure_future(anext(changes))
                 await asyncio.sleep(0.1)
-            with pytest.raises(memwal.Invalid, match="closed"):
+            with raises(memwal.Invalid):
                 await asyncio.wait_for(waiting, 5)
 
     asyncio.run(follow())

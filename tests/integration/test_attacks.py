@@ -24,6 +24,7 @@ from memwal.ingest.service.rpc.connection import Connection
 from memwal.ingest.settings.load import Settings, load
 from memwal.memtable import TOMBSTONE
 from memwal.wal import LocalStore, SystemClock, SystemIds
+from tests.messages import raises
 from tests.opened import open_table
 from tests.support.clock import FakeClock
 
@@ -137,7 +138,7 @@ def test_owners_that_have_not_heard_of_a_resize_do_not_give_half_of_the_rows(
         resize(uri, {}, LocalStore(uri), 4, clock=FakeClock(), ids=SystemIds())
         monkeypatch.setattr(RemoteTable, "_before_next", at_once)
         for read in READS.values():
-            with pytest.raises(memwal.Unavailable, match="resized"):
+            with raises(memwal.Unavailable):
                 read(client)
         for service in services:  # the check that a daemon makes every second: here it opens the table anew
             assert service.table.resizing.done() is not None
@@ -165,7 +166,7 @@ def test_a_read_that_a_daemon_begins_anew_under_is_of_the_regions_that_it_asked_
             service.table = anew
 
         monkeypatch.setattr("memwal.ingest.service.daemon.service.expect_routing", begins_anew)
-        with pytest.raises(memwal.Unavailable, match="resized"):
+        with raises(memwal.Unavailable):
             connection.read("count", asked)
 
 
@@ -191,13 +192,13 @@ def test_a_daemon_of_another_table_at_the_address_of_before_takes_and_shows_noth
             client.put(rows, token=token, timeout=0.5)
         with pytest.raises(memwal.MemWalError):
             client.open_stream(ours.base.regions[buckets[0]], token, timeout=0.5).finish()
-        with pytest.raises(memwal.Unavailable, match=r"serves another table, .*theirs"):
+        with raises(memwal.Unavailable):
             RemoteTable(endpoint, id=ours.id)
         assert theirs.applied("query") == (None, None)
         assert shown(theirs) == {1: 2}
-        with pytest.raises(memwal.Unavailable, match=r"serves another table, .*theirs"):
+        with raises(memwal.Unavailable):
             client.router.connection(endpoint).read("count", {"filter": None, "level": "latest"})
-        with pytest.raises(memwal.Unavailable, match=r"serves another table, .*theirs"):
+        with raises(memwal.Unavailable):
             client.router.connection(endpoint).read("scan", {"level": "latest"})
 
 
@@ -254,7 +255,7 @@ def test_an_owner_that_slept_and_cannot_look_does_not_read(tmp_path: Path, monke
             with monkeypatch.context() as away:
                 away.setattr(RegionWriter, "refresh", storage_is_away)
                 for _ in range(2):
-                    with pytest.raises(memwal.Unavailable, match="storage is away"):
+                    with raises(memwal.Unavailable):
                         asleep.get([1])
             with pytest.raises((memwal.Unavailable, memwal.FencedError)):
                 asleep.get([1])

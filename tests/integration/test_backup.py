@@ -29,6 +29,7 @@ from tests import fault_proxy as faults
 from tests.backups import backed_up, restored, rows_of, tags
 from tests.conftest import toml, wait_until
 from tests.fault_proxy import FaultProxy
+from tests.messages import raises
 from tests.s3_fixtures import S3Table
 
 SCHEMA = pa.schema(
@@ -399,9 +400,8 @@ def test_a_live_daemon_of_the_original_is_not_taken_for_that_of_the_copy(
             owner.put(made.rows([600]))
             assert (copy.count("id = 500"), copy.count("id = 600")) == (1, 0)
         position = owner.changes_position()
-        with memwal.open(str(tmp_path / "new.lance"), read_only=True) as copy, pytest.raises(memwal.Invalid) as refused:
+        with memwal.open(str(tmp_path / "new.lance"), read_only=True) as copy, raises(memwal.Invalid):
             next(iter(copy.changes(position)))
-        assert "of another table" in str(refused.value)
 
 
 def test_a_backup_whose_process_is_killed_is_resumed(

@@ -24,6 +24,7 @@ from memwal.ingest.service.client.remote import RemoteTable
 from memwal.ingest.service.daemon.child import start_child
 from memwal.ingest.settings.load import load
 from tests.conftest import wait_until
+from tests.messages import raises
 from tests.opened import open_table
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.int64()), pa.field("s", pa.string())])
@@ -57,7 +58,7 @@ def test_arrays_that_are_used_again_do_not_change_acknowledged_rows(tmp_path: Pa
 @pytest.mark.parametrize("indexes", [{}, {"s": "fts"}], ids=["plain", "fts"])
 def test_text_that_is_not_utf8_is_refused_and_the_table_lives_on(tmp_path: Path, indexes: dict[str, str]) -> None:
     with _open(tmp_path, indexes=indexes) as table:
-        with pytest.raises(Invalid, match=r"'s'.*UTF-8"):
+        with raises(Invalid):
             table.put(pa.table({"id": [1, 2], "v": [1, 2], "s": _not_utf8(2)}))
         table.put([{"id": 3, "v": 3, "s": "fine"}])
     with memwal.open(tmp_path / "t.lance") as table:
@@ -66,7 +67,7 @@ def test_text_that_is_not_utf8_is_refused_and_the_table_lives_on(tmp_path: Path,
 
 @pytest.mark.parametrize(("producer", "sequence"), [("x", "5"), ("x", -1), ("", 1), (None, 1), ("x", True)])
 def test_a_token_that_is_none_is_refused_when_it_is_made(producer: Any, sequence: Any) -> None:
-    with pytest.raises(Invalid, match="name:number"):
+    with raises(Invalid):
         memwal.Token(producer, sequence)
 
 
@@ -76,7 +77,7 @@ def test_a_table_removed_under_its_writer_acknowledges_nothing_more(tmp_path: Pa
     shutil.rmtree(tmp_path / "t.lance")
     with _open(tmp_path) as again:
         for _ in range(2):
-            with pytest.raises(Invalid, match="removed or replaced"):
+            with raises(Invalid):
                 table.put([{"id": 2, "v": 2}], missing="null")
         again.put([{"id": 3, "v": 3}], missing="null")
         table.close()
@@ -92,7 +93,7 @@ def test_a_writer_that_knows_it_is_fenced_answers_no_more_reads(tmp_path: Path) 
         newer.put([{"id": 1, "v": 2}], missing="null")
         with pytest.raises(FencedError):
             older.commit()
-        with pytest.raises(FencedError, match=r"epoch 1 .* epoch 2"):
+        with raises(FencedError):
             older.get([1])
         older.close()
         assert newer.get([1])["v"].to_pylist() == [2]
@@ -100,7 +101,7 @@ def test_a_writer_that_knows_it_is_fenced_answers_no_more_reads(tmp_path: Path) 
 
 def test_a_fraction_for_an_integer_is_refused(tmp_path: Path) -> None:
     with _open(tmp_path) as table:
-        with pytest.raises(Invalid, match="'v'"):
+        with raises(Invalid):
             table.put([{"id": 1, "v": 2.7}])
         assert table.count() == 0
 
@@ -112,7 +113,7 @@ def test_a_fraction_for_an_integer_is_refused(tmp_path: Path) -> None:
 )
 def test_an_argument_that_contradicts_the_table_is_refused(tmp_path: Path, arguments: dict[str, Any]) -> None:
     _open(tmp_path).close()
-    with pytest.raises(Invalid, match="leave the argument out"):
+    with raises(Invalid):
         memwal.open(tmp_path / "t.lance", **arguments)
 
 
@@ -224,7 +225,7 @@ def test_a_close_that_loses_rows_says_so(tmp_path: Path, monkeypatch: pytest.Mon
         raise wal.StoreRefused("read-only")
 
     monkeypatch.setattr(wal.LocalStore, "put_if_absent", refuses)
-    with pytest.raises(Invalid, match="read-only"):
+    with raises(Invalid):
         table.close()
 
 

@@ -20,6 +20,7 @@ from memwal import flush, wal
 from memwal.flush.commits.merge_passes import delete_pass
 from memwal.ingest.engine.table.garbage import Ages, TableCollector
 from tests.change_world import QUIET, SCHEMA, ChangeWorld, applied, row
+from tests.messages import raises
 
 Told = list[tuple[Any, ...]]
 
@@ -114,12 +115,9 @@ def test_a_position_that_is_no_longer_kept_is_one_error_that_names_the_oldest(ur
             table.flush()
             table.commit()
         collect(uri)  # gc.changes_age_min is 0
-        with pytest.raises(
-            memwal.Invalid, match=r"after position 0 are no longer kept; the oldest .* is \d+"
-        ) as refused:
+        with raises(memwal.Invalid) as refused:
             table.changes(first).read_all()
         assert refused.value.details["reason"] == "changes_gone"
-        assert "gc.changes_age_min" in str(refused.value)
         oldest = refused.value.details["oldest"]
         assert oldest == table.changes_position("earliest")
         table.put([row(1, 9)])
@@ -157,7 +155,7 @@ def test_an_entry_that_was_collected_under_a_reader_is_noticed(uri: str) -> None
             table.flush()
             table.commit()
         collect(uri)
-        with pytest.raises(memwal.Invalid, match="no longer kept"):
+        with raises(memwal.Invalid):
             next(changes)
 
 
@@ -303,7 +301,7 @@ def test_a_table_without_a_key_has_inserts_only(uri: str) -> None:
         assert sorted(told(table.changes(position, images="both"), "id")) == [("insert", 1), ("insert", 2)]
         assert told(table.changes(), "id").count(("insert", 1)) == 4
         collect(uri)
-        with pytest.raises(memwal.Invalid, match="no longer kept"):
+        with raises(memwal.Invalid):
             table.changes(position).read_all()
         table.put([row(3, 1)])
         assert ("insert", 3) in told(table.changes("earliest"), "id")
@@ -348,7 +346,7 @@ def test_columns_that_change_are_seen_from_the_next_batch_on(uri: str) -> None:
             ("update_preimage", 2, None),
             ("update_postimage", 3, 4),
         ]
-        with pytest.raises(memwal.Invalid, match="'n' does not exist"):
+        with raises(memwal.Invalid):
             table.changes(position, columns=["n"]).read_all()
 
 
@@ -378,16 +376,16 @@ def test_rows_that_are_not_durable_yet_are_told_when_they_are(uri: str) -> None:
 def test_a_position_of_another_table_is_refused(uri: str, tmp_path: Path) -> None:
     with opened(uri) as table, opened(str(tmp_path / "other.lance")) as other:
         table.put([row(1, 1)])
-        with pytest.raises(memwal.Invalid, match="another table"):
+        with raises(memwal.Invalid):
             other.changes(table.changes_position()).read_all()
         position = table.changes_position()
         region = str(wal.bucket_region(0))
         position["regions"][region] = 99
         for follow in (True, False):
-            with pytest.raises(memwal.Invalid, match="does not reach position 99"):
+            with raises(memwal.Invalid):
                 table.changes(position, follow=follow).schema  # noqa: B018
         position["regions"][region] = 1
-        with pytest.raises(memwal.Invalid, match="routing version"):
+        with raises(memwal.Invalid):
             table.changes(position | {"routing": 2}).read_all()
 
 
@@ -402,11 +400,11 @@ def test_a_poll_behind_the_log_of_a_table_that_was_put_back_is_refused(uri: str,
     shutil.rmtree(uri)
     shutil.copytree(copy, uri)
     with memwal.open(uri, read_only=True) as stored:
-        with pytest.raises(memwal.Invalid, match="the table was restored; begin again"):
+        with raises(memwal.Invalid):
             stored.changes(position).read_all()
         earlier = stored.changes_position()
         later = dict(earlier["regions"]) | {str(wal.bucket_region(0)): position["regions"][str(wal.bucket_region(0))]}
-        with pytest.raises(memwal.Invalid, match="the table was restored; begin again"):
+        with raises(memwal.Invalid):
             stored.changes(earlier | {"regions": later}).read_all()
 
 
@@ -421,7 +419,7 @@ def test_a_feed_does_not_go_on_in_a_table_that_was_made_anew(uri: str) -> None:
     with opened(uri) as table, stored:
         for number in range(5):
             table.put([row(number, 2)])
-        with pytest.raises(memwal.Invalid, match="the position is of another table"):
+        with raises(memwal.Invalid):
             next(feed)
 
 
@@ -431,11 +429,11 @@ def test_a_position_of_another_table_is_refused_where_a_reader_stands_at_the_sam
         position = table.changes_position()
         table.changes(position).read_all()
         table.put([row(2, 1)])
-        with pytest.raises(memwal.Invalid, match="since: the position is of another table"):
+        with raises(memwal.Invalid):
             table.changes(position | {"table": "another"}).read_all()
-        with pytest.raises(memwal.Invalid, match="until: the position is of another table"):
+        with raises(memwal.Invalid):
             table.changes(position, until=table.changes_position() | {"table": "another"}).read_all()
-        with pytest.raises(memwal.Invalid, match="until: the position has routing version 2"):
+        with raises(memwal.Invalid):
             table.changes(position, until=table.changes_position() | {"routing": 2}).read_all()
         assert table.changes(position).read_all().num_rows == 1
 
@@ -517,7 +515,7 @@ def test_through_a_daemon(small_config: Callable[..., Path], serve: Callable[...
         assert next(follower).column("id").to_pylist() == [99]
         putting.join()
         collect(uri)
-        with pytest.raises(memwal.Invalid, match="no longer kept") as refused:
+        with raises(memwal.Invalid) as refused:
             table.changes(begin).read_all()
         assert refused.value.details["reason"] == "changes_gone"
 

@@ -23,6 +23,7 @@ from memwal.ingest.engine.table.garbage import Ages, TableCollector
 from memwal.wal.layout import entry_key
 from tests.change_world import QUIET, SCHEMA, row
 from tests.clean import assert_clean
+from tests.messages import raises
 from tests.support.clock import FakeClock
 
 HOUR = 3600.0
@@ -123,7 +124,7 @@ def test_a_region_that_was_idle_for_days(table: Any, uri: str, idle: bool) -> No
             ("delete", 1, 2),
         ]
     else:
-        with pytest.raises(memwal.Invalid, match="no longer kept"):
+        with raises(memwal.Invalid):
             table.changes(position).read_all()
 
 

@@ -22,6 +22,7 @@ from memwal.ingest.engine.table.embedded import Table
 from memwal.ingest.service.daemon.pages import DaemonPages
 from memwal.ingest.service.ops.health import of_commits
 from memwal.ingest.service.ops.metrics import COMMITTED, Scrape, families
+from tests.messages import raises
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.int64())])
 REGIONS, ROWS = 4, 100
@@ -143,7 +144,7 @@ def test_a_key_that_a_stranger_doubled_holds_only_its_own_region_back(tmp_path: 
         table.put(rows(2))
         table.flush()
         for _ in range(2):
-            with pytest.raises(memwal.MemWalError, match=rf"id = {doubled}, .*delete all but one"):
+            with raises(memwal.MemWalError):
                 table.commit()
             held = of_bucket(table, 1)
             assert {id for id, v in in_base(table).items() if v == 2} == set(range(ROWS)) - held
@@ -156,7 +157,7 @@ def test_a_key_that_a_stranger_doubled_holds_only_its_own_region_back(tmp_path: 
 
     # The reopened table does not remember the failure, and other commits are newer than the other program's row.
     with opened(tmp_path / "t") as table:
-        with pytest.raises(memwal.MemWalError, match=rf"id = {doubled}, .*no row was written over them"):
+        with raises(memwal.MemWalError):
             table.commit()
         assert lance.dataset(table.base.uri).count_rows(f"id = {doubled} AND v <> 2") == 2
         lance.dataset(table.base.uri).delete(f"id = {doubled} AND v = 9")
@@ -174,7 +175,7 @@ def test_a_doubled_key_that_no_put_touches_is_told_until_it_is_mended(tmp_path: 
         for v in (2, 3):
             table.put(rows(v, range(20, 60)))
             table.flush()
-            with pytest.raises(memwal.MemWalError, match=r"id = 7,"):
+            with raises(memwal.MemWalError):
                 table.commit()
             assert all(in_base(table)[id] == v for id in range(20, 60))
         lance.dataset(table.base.uri).delete("id = 7 AND v = 9")
@@ -220,6 +221,6 @@ def test_a_commit_tells_what_it_left_out_though_another_process_leads_meanwhile(
 
         with monkeypatch.context() as patched:
             patched.setattr(flush, "commit", committing)
-            with pytest.raises(memwal.Unavailable, match="an SST cannot be read"):
+            with raises(memwal.Unavailable):
                 table.commit()
         table.commit()

@@ -19,6 +19,7 @@ from memwal.ingest.errors import Invalid
 from memwal.memtable import InvalidRows
 from memwal.memtable.filter.expression import parse
 from tests.conftest import environment
+from tests.messages import raises
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.string())])
 CHAINS: dict[str, Callable[[int], str]] = {
@@ -73,10 +74,7 @@ def test_a_long_chain_is_refused_by_every_read(table: Any, chain: Callable[[int]
         lambda each: table.count(filter=each),
         lambda each: table.delete(filter=each),
     ):
-        with pytest.raises(
-            Invalid,
-            match=r"chains more than 400 operators|nests more than 16|is not expected here|case when is not allowed",
-        ) as refused:
+        with raises(Invalid) as refused:
             call(chain(FAR))
         assert len(str(refused.value)) < 500
     assert table.count() == before
@@ -90,7 +88,7 @@ def test_a_filter_that_makes_values_of_any_size_is_refused_by_every_read(table: 
         lambda: table.count(filter=filter),
         lambda: table.delete(filter=filter),
     ):
-        with pytest.raises(Invalid, match=r"needs a number of at most 1000?, written out"):
+        with raises(Invalid):
             call()
     assert table.count(filter="lpad(v, 3, '0') = '00a' or repeat(v, 2) = 'cc'") == 2
 
@@ -103,7 +101,7 @@ def test_a_filter_that_its_parser_reads_for_ever_is_refused_by_every_read(table:
             lambda each: table.delete(filter=each),
             lambda each: table.sql(f"select id from table where {each}"),
         ):
-            with pytest.raises(Invalid, match="nests more than 16 brackets"):
+            with raises(Invalid):
                 call(filter)
     assert table.count(filter="cast(" * 12 + "id" + " as bigint)" * 12 + " = 1") == 1
 

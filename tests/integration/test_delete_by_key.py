@@ -16,6 +16,7 @@ from memwal.ingest.engine.table import writes
 from memwal.ingest.errors import Invalid, Unavailable
 from memwal.ingest.service.daemon.service import FlightService
 from tests.integration.test_router import Pair
+from tests.messages import raises
 
 SCHEMA = pa.schema([pa.field("name", pa.string(), nullable=False), pa.field("price", pa.int64())])
 WAYS = ("embedded", "flight", "daemons")
@@ -58,11 +59,8 @@ def test_a_condition_in_the_place_of_keys_is_refused(way: str, opened: Callable[
     table.put(rows(range(20)))
     for call in (table.delete, table.get):
         for text in ("price > 10", "row 1"):
-            with pytest.raises(Invalid) as refused:
+            with raises(Invalid):
                 call(text)
-            assert str(refused.value) == (
-                f"keys = '{text}': write ['{text}'] for one key, or filter='{text}' in delete or scan for a condition"
-            )
     assert table.count() == 20
     # Inside a list every text is a key, even if it resembles a condition.
     table.put([{"name": "price > 10", "price": 1}])
@@ -76,10 +74,10 @@ def test_a_text_alone_is_refused_where_keys_are_numbers(tmp_path: Path) -> None:
     schema = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("price", pa.int64())])
     with memwal.open(tmp_path / "t.lance", schema=schema, key="id") as table:
         table.put([{"id": 17, "price": 1}])
-        with pytest.raises(Invalid, match=r"or filter='price > 10' in delete or scan for a condition"):
+        with raises(Invalid):
             table.delete("price > 10")
         assert table.get(["17"]).num_rows == table.delete(17).rows == 1
-    with memwal.open(tmp_path / "t.lance", read_only=True) as table, pytest.raises(Invalid, match="filter="):
+    with memwal.open(tmp_path / "t.lance", read_only=True) as table, raises(Invalid):
         table.get("id = 17")
 
 

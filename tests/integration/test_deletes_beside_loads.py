@@ -21,6 +21,7 @@ from memwal.ingest.engine.region.resolve import Conditions
 from memwal.ingest.engine.table.writes import RegionDeletes
 from tests.conftest import wait_until
 from tests.load_world import rows_of
+from tests.messages import raises
 
 DEAR = "price >= 500"
 CLOCK = wal.SystemClock()
@@ -97,7 +98,7 @@ def test_a_load_that_begins_while_a_region_looks(
         else:  # all rows were flushed before the load checked
             loaded(table, range(3, 6), 50, attempt, settle=False)
             go_on.set()
-            with pytest.raises(memwal.Unavailable, match="a load has changed the table under the delete"):
+            with raises(memwal.Unavailable):
                 delete.result(60)
         found = prices(table)
         assert {id: found.get(id) for id in range(3, 6)} == dict.fromkeys(range(3, 6), 50)
@@ -109,7 +110,7 @@ def test_a_delete_waits_for_a_load_and_goes_on(open_small: Callable[..., Any]) -
     with open_small() as table, ThreadPoolExecutor(1) as pool:
         table.put(rows(range(10), 700))
         attempt = begun(table.base.uri)
-        with pytest.raises(memwal.Unavailable, match=r"load into the table is under way|did not end in time"):
+        with raises(memwal.Unavailable):
             table.delete(filter=DEAR, timeout=0.2)
         assert len(prices(table)) == 10
         table.delete([9])  # by key: the load may have landed before it
@@ -148,7 +149,7 @@ def test_a_region_refuses_where_the_wait_did_not_see_the_load(
     with open_small() as table:
         table.put(rows(range(10), 700))
         monkeypatch.setattr(RegionDeletes, "piece", begins)
-        with pytest.raises(memwal.Unavailable, match="load into the table is under way"):
+        with raises(memwal.Unavailable):
             table.delete(filter=DEAR)
         loaded(table, range(5), 50, attempts[0])
         assert prices(table) == dict.fromkeys(range(5), 50) | dict.fromkeys(range(5, 10), 700)

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 import memwal
+from tests.messages import raises
 
 COMMIT_ON_DEMAND = {"commit": {"interval": "0s"}}
 SEED = 3
@@ -144,9 +145,9 @@ def test_a_token_that_goes_down_and_is_no_retry_is_refused_whole(open_small: Cal
     first, second = by_region(table, made, range(20)).values()
     table.put(made.rows(first), token="loader:5")
     before = names(table)
-    with pytest.raises(memwal.Invalid, match=r"loader:4 goes down: .* has applied loader:5.*above 5"):
+    with raises(memwal.Invalid):
         table.put(made.rows([*first, *second], 1), token="loader:4")
-    with pytest.raises(memwal.Invalid, match="goes down"):
+    with raises(memwal.Invalid):
         table.delete([*first, *second], token="loader:4")
     assert names(table) == before, "a put is never dropped in part"
     table.put(made.rows(range(20), 2), token="loader:6")
@@ -285,7 +286,7 @@ def test_a_stream_of_rows_that_belong_elsewhere_is_refused(served: tuple[Any, st
     elsewhere = next(id for id in range(20) if id not in ids)
     with pytest.raises(memwal.Invalid, match=region):
         stream(client, made, region, [*ids, elsewhere], 0, memwal.Token("query", 0)).finish()
-    with pytest.raises(memwal.Invalid, match="region"):
+    with raises(memwal.Invalid):
         stream(client, made, "00000000-0000-0000-0000-000000000001", ids, 0, memwal.Token("query", 0)).finish()
     assert client.count() == 0
 
@@ -296,7 +297,7 @@ def test_a_bad_row_anywhere_in_a_stream_keeps_all_of_it_out(served: tuple[Any, s
     opened.write(made.table(ids).to_batches()[0])
     bad = made.row(ids[0]) | {"vector": [float("inf")] * 8}
     opened.write(pa.Table.from_pylist([bad], schema=made.schema).to_batches()[0])
-    with pytest.raises(memwal.Invalid, match="'vector'"):
+    with raises(memwal.Invalid):
         opened.finish()
     assert client.count() == 0
     assert stream(client, made, region, ids, 1, memwal.Token("query", 0)).finish().applied is True

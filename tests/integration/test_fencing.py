@@ -17,6 +17,7 @@ import pytest
 import memwal
 from memwal import wal
 from tests.conftest import wait_until
+from tests.messages import raises
 
 SETTINGS = {"commit": {"interval": "0s"}}
 
@@ -34,16 +35,15 @@ def test_the_older_writer_is_refused_with_both_epochs(open_small: Callable[..., 
     older.put(made.rows(range(10)))
     newer = open_small()
     for attempt in range(3):
-        with pytest.raises(memwal.FencedError, match="writer epoch 1 was fenced by epoch 2") as refused:
+        with raises(memwal.FencedError):
             older.put(made.rows([50 + attempt]))
-        assert len(str(refused.value).splitlines()) == 1
     with pytest.raises(memwal.FencedError):
         older.delete([1])
     assert names(newer) == {id: f"row {id} v0" for id in range(10)}
     newer.put(made.rows([3], 1))
     assert names(newer)[3] == "row 3 v1"
     third = open_small()
-    with pytest.raises(memwal.FencedError, match="writer epoch 2 was fenced by epoch 3"):
+    with raises(memwal.FencedError):
         newer.put(made.rows([4], 2))
     assert names(third) == {id: f"row {id} v{int(id == 3)}" for id in range(10)}
 
@@ -63,10 +63,10 @@ def test_rows_that_were_written_as_the_region_was_taken_are_not_told_to_be_fence
 
     monkeypatch.setattr("memwal.wal.appender._PROOF_LASTS", 0.0)
     monkeypatch.setattr(wal.WalAppender, "_prove_created", take_over_before)
-    with pytest.raises(memwal.UnknownOutcome, match="writer epoch 1 was fenced by epoch 2"):
+    with raises(memwal.UnknownOutcome):
         older.put(made.rows([1]))
     assert names(newer[0]) == {1: "row 1 v0"}
-    with pytest.raises(memwal.FencedError, match="writer epoch 1 was fenced by epoch 2"):
+    with raises(memwal.FencedError):
         older.put(made.rows([2]))
     newer[0].put(made.rows([3]))
     assert set(names(newer[0])) == {1, 3}
@@ -77,7 +77,7 @@ def test_the_older_writer_cannot_flush_either(open_small: Callable[..., Any], ma
     older.put(made.rows(range(10)))
     newer = open_small()
     newer.delete([0])
-    with pytest.raises(memwal.FencedError, match="writer epoch 1 was fenced by epoch 2"):
+    with raises(memwal.FencedError):
         older.flush()
     newer.flush()
     newer.commit()
@@ -236,7 +236,7 @@ def test_a_read_sees_what_anybody_acknowledged_before_it_or_fails(
     newer.put(made.rows([3], 1))
     newer.delete([4])
     for read in (lambda: older.get([3, 4], level=level), lambda: older.count(level=level)):
-        with pytest.raises(memwal.FencedError, match="writer epoch 1 was fenced by epoch 2"):
+        with raises(memwal.FencedError):
             read()
     assert older.count(level="committed") == 10
     assert [row["name"] for row in newer.get([3, 4], ["name"], level=level).to_pylist()] == ["row 3 v1"]

@@ -22,6 +22,7 @@ from memwal.ingest.service.rpc.connection import BATCH_BYTES, Connection
 from memwal.ingest.service.rpc.exchange import OpenRead, command_of
 from memwal.ingest.service.rpc.guard import Guard
 from memwal.ingest.settings.sections import DaemonSettings
+from tests.messages import raises
 from tests.page_site import Site
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.string())])
@@ -89,10 +90,10 @@ def test_one_call_too_many_is_refused_and_our_client_asks_again(
     # gRPC decides when the put begins. The test reads the counter, since a call that polls might be in progress then,
     # and the daemon would reject the put.
     wait_until(lambda: served.service._calls._under_way == 1)
-    with pytest.raises(Unavailable, match=r"answers daemon.calls_max = 1 calls already") as refused:
+    with raises(Unavailable) as refused:
         other.act("count", {"filter": None, "level": "latest"})
     assert (refused.value.details["reason"], refused.value.details["retry_after"]) == ("busy", 0.1)
-    with pytest.raises(Unavailable, match="calls_max"):
+    with raises(Unavailable):
         other.read("get", {"columns": None, "level": "latest"}, pa.table({"id": [1]}))
     assert other.act("regions")["regions"], "daemons look at one another however busy they are"
     before, counted = served.refused("busy"), list[int]()
@@ -137,7 +138,7 @@ def test_what_ends_the_waiting_of_puts_is_taken_however_many_calls_are_under_way
     with served.service._calls.enter():
         served.connection.act("flush", None, 30)
         assert served.connection.act("commit", None, 30)["ssts"] == 1
-        with pytest.raises(Unavailable, match="calls already"):
+        with raises(Unavailable):
             served.connection.act("status", None, 30)
 
 
@@ -148,11 +149,11 @@ def test_requests_and_batches_that_are_too_large_are_refused_without_effect(serv
     served = serve(message=10_000)
     before = served.table.count()
     rows = pa.table({"id": list(range(9000, 9010)), "v": ["x" * 2000] * 10}, schema=SCHEMA)
-    with pytest.raises(Invalid, match=r"a message has \d+ bytes, more than daemon.message_max = 10000B"):
+    with raises(Invalid):
         served.client.put(rows)
-    with pytest.raises(Invalid, match="message_max"):
+    with raises(Invalid):
         served.client.get(list(range(5000)))
-    with pytest.raises(Invalid, match="message_max"):
+    with raises(Invalid):
         served.client.count(filter="id in (" + ", ".join(map(str, range(5000))) + ")")
     assert served.refused("size") == 3
     assert served.table.count() == before
@@ -165,10 +166,10 @@ def test_a_put_that_is_too_large_is_refused_in_its_middle(serve: Callable[..., S
     served = serve(put=1 << 20)
     before = served.table.status()["regions"][0]["wal_position"]
     rows = pa.table({"id": list(range(9000, 9200)), "v": ["x" * 200_000] * 200}, schema=SCHEMA)
-    with pytest.raises(Invalid, match=r"a put has \d+ bytes, more than daemon.put_max = 1MiB; nothing was applied"):
+    with raises(Invalid):
         served.client.put(rows)
     region = served.table.status()["regions"][0]["id"]
-    with pytest.raises(Invalid, match="put_max"):
+    with raises(Invalid):
         send(served.client.open_stream(region, memwal.Token("query", 0), timeout=60), rows)
     assert served.refused("size") == 2
     assert served.table.status()["regions"][0]["wal_position"] == before
@@ -207,7 +208,7 @@ def test_rows_count_with_the_size_that_they_have_in_the_table(serve: Callable[..
     """A message of few bytes may hold any number of nulls, and refer to one large value any number of times."""
     served = serve(message=4 << 20, put=8 << 20)
     before = served.table.count()
-    with pytest.raises(Invalid, match=r"a message has \d+ bytes, more than daemon.message_max"):
+    with raises(Invalid):
         served.connection.read("get", {"columns": None, "level": "latest"}, pa.table({"id": values}))
     for put in (
         {"op": "write", "delete": False},
@@ -215,7 +216,7 @@ def test_rows_count_with_the_size_that_they_have_in_the_table(serve: Callable[..
         {"op": "delete", "filter": "id > 1"},
     ):
         rows = pa.table({"id": values} if put.get("delete", True) else {"id": range(len(values)), "v": values})
-        with pytest.raises(Invalid, match=r"a put has \d+ bytes, more than daemon.put_max"):
+        with raises(Invalid):
             served.connection.write(rows, {**put, "durable": True, "token": None, "version": 1})
     assert served.table.count() == before
     assert served.client.put(pa.table({"id": [1, 2], "v": pa.array(["a", "a"]).dictionary_encode()})).applied
@@ -225,7 +226,7 @@ def test_columns_that_a_put_lacks_count(tmp_path: Path) -> None:
     wide = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.list_(pa.float32(), 4096))])
     with memwal.open(tmp_path / "t.lance", schema=wide, key="id", regions=1) as table:
         served = Served(table, put=8 << 20)
-        with pytest.raises(Invalid, match="put_max"):
+        with raises(Invalid):
             served.client.put(pa.table({"id": range(1000)}), missing="null")
         assert served.client.put(pa.table({"id": range(100)}), missing="null").applied
         served.close()
@@ -245,7 +246,7 @@ READS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("read", READS.values(), ids=READS)
 def test_a_read_that_takes_too_long_ends_with_a_clear_error(serve: Callable[..., Served], read: Any) -> None:
     served = serve(query_seconds=1e-9)
-    with pytest.raises(Invalid, match=r"the read took more than daemon.query_timeout = 1e-09 s; ask for less") as late:
+    with raises(Invalid) as late:
         read(served.client)
     assert late.value.details["reason"] == "late"
     assert served.refused("time") == 1
@@ -285,7 +286,7 @@ def endless(monkeypatch: pytest.MonkeyPatch) -> list[Endless]:
 def test_the_work_of_a_read_ends_at_the_next_batch(serve: Callable[..., Served], endless: list[Endless]) -> None:
     served = serve(query_seconds=0.2)
     rows = served.client.scan()
-    with pytest.raises(Invalid, match=r"daemon\.query_timeout"):
+    with raises(Invalid):
         rows.read_all()
     (scan,) = endless
     assert scan.ended.wait(60)
@@ -311,7 +312,7 @@ def test_a_query_of_the_page_that_got_no_answer_in_time_works_no_longer(
 def test_a_read_that_gathers_too_much_is_refused_and_one_that_streams_is_not(serve: Callable[..., Served]) -> None:
     served = serve(query_bytes=10_000)
     for read in (READS["ordered scan"], lambda table: table.get(list(range(3000)))):
-        with pytest.raises(Invalid, match=r"needs more than daemon.query_memory = 10000 bytes") as refused:
+        with raises(Invalid) as refused:
             read(served.client)
         assert refused.value.details["reason"] == "memory"
     assert served.refused("memory") == 2
@@ -327,7 +328,7 @@ def test_a_read_looks_for_no_more_rows_than_there_are(serve: Callable[..., Serve
     assert served.client.match("v", "word3", k=100_000, columns=["id"], offset=2**31 - 1 - 100_000).num_rows == 0
     assert served.client.scan(limit=2**61).read_all().num_rows == 3000
     assert served.client.scan(order_by="id", limit=2**61, columns=["id"]).read_all().num_rows == 3000
-    with pytest.raises(Invalid, match=r"needs more than daemon.query_memory = 20000 bytes; .* a smaller k") as refused:
+    with raises(Invalid) as refused:
         serve(query_bytes=20_000).client.match("v", "word3", k=2**31 - 1)
     assert refused.value.details["reason"] == "memory"
 

@@ -23,6 +23,7 @@ from memwal.ingest.engine.table.garbage import Ages, RegionGarbage, TableCollect
 from memwal.ingest.engine.table.stored import StoredTable
 from memwal.wal.layout import parse_sst_dir, region_prefix
 from tests.clean import assert_clean, assert_collected
+from tests.messages import raises
 from tests.support.clock import FakeClock
 
 REGION = wal.bucket_region(0)
@@ -131,7 +132,7 @@ def test_no_table_is_one_line(uri: str, tmp_path: Path, cli: Callable[..., Any])
 
 
 def test_an_orphan_age_that_could_hit_a_commit_under_way_is_refused(uri: str, made: Any) -> None:
-    with pytest.raises(memwal.Invalid, match=r"orphan_age_min.*at least \"1d\""):
+    with raises(memwal.Invalid):
         memwal.open(uri, schema=made.schema, key="id", settings={"gc": {"orphan_age_min": "23h"}})
 
 

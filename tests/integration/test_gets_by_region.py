@@ -16,6 +16,7 @@ from memwal.flush import resize
 from memwal.ingest.engine.table.embedded import Table
 from memwal.ingest.settings.load import load
 from memwal.wal import LocalStore, SystemClock, SystemIds, open_store
+from tests.messages import raises
 from tests.opened import open_table
 
 REGIONS, KEYS = 8, range(24)
@@ -97,7 +98,7 @@ def test_a_region_that_another_owner_took_fails_the_gets_of_its_keys_alone(
     assert names(newer.get(lost, level=level)) == [f"row {key} v1" for key in lost]
     assert names(older.get(kept, level=level)) == [f"row {key} v0" for key in kept]
     for keys in (5, [kept[0], 5]):
-        with pytest.raises(memwal.FencedError, match="writer epoch 1 was fenced by epoch 2"):
+        with raises(memwal.FencedError):
             older.get(keys, level=level)
     assert names(older.get(kept, level=level)) == [f"row {key} v0" for key in kept]
     with pytest.raises(memwal.FencedError):
@@ -152,5 +153,5 @@ def test_keys_by_a_name_that_the_table_has_not_met_yet(tmp_path: Path) -> None:
         table.put([{"id": key, "v": -key} for key in KEYS])
         lancedb.connect(str(tmp_path)).open_table("t").alter_columns({"path": "id", "rename": "key"})
         assert table.get({"key": 9}).to_pylist() == [{"key": 9, "v": -9}]
-        with pytest.raises(memwal.Invalid, match="does not name exactly the key columns key"):
+        with raises(memwal.Invalid):
             table.get({"id": 9})

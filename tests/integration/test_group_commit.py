@@ -22,6 +22,7 @@ from memwal.ingest.engine.region.write_queue import PacedQueue, WriteQueue
 from memwal.ingest.errors import FencedError, Invalid, MemWalError, Unavailable, UnknownOutcome
 from memwal.ingest.service.daemon.service import FlightService
 from tests.conftest import wait_until
+from tests.messages import raises
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.string())])
 QUIET = {"commit": {"interval": 0}}
@@ -224,7 +225,7 @@ def test_text_that_is_not_valid_reaches_no_entry(tmp_path: Path, gate: Gate) -> 
     not_text = pa.Array.from_buffers(pa.string(), 2, [None, offsets, pa.py_buffer(b"a\xff")])
     with _open(tmp_path) as table:
         before = gate.entries
-        with pytest.raises(Invalid, match="column 'v': row 1: "):
+        with raises(Invalid):
             table.put(pa.table({"id": [2, 3], "v": not_text}, schema=SCHEMA))
         assert (gate.entries, table.count()) == (before, 0)
 
@@ -264,7 +265,7 @@ def test_closing_answers_every_waiter_and_keeps_what_was_acknowledged(tmp_path: 
     closing.join(60)
     assert not closing.is_alive()
     assert set(answers) <= {Receipt, Unavailable, Invalid}
-    with pytest.raises(Invalid, match="closed"):
+    with raises(Invalid):
         table.put(_row(1))
     with _open(tmp_path) as again:
         there = set(again.scan(["id"]).read_all()["id"].to_pylist())
@@ -282,9 +283,9 @@ def test_a_write_that_was_not_begun_in_time_is_withdrawn(
         gate.close()
         first = Callers(lambda _: table.put(_row(1)), 1)
         assert gate.entered.wait(60)
-        with pytest.raises(Unavailable, match="withdrawn"):
+        with raises(Unavailable):
             table.put(_row(2), token="loader:1", timeout=0.2)
-        with pytest.raises(Unavailable, match="withdrawn"):
+        with raises(Unavailable):
             table.delete([1], timeout=0.05)
         gate.open()
         assert first.all() == {Receipt: 1}
@@ -300,7 +301,7 @@ def test_a_write_that_was_begun_is_unknown_and_its_token_settles_it(
     with _open(tmp_path) as opened:
         table = way_in(opened)
         gate.close()
-        with pytest.raises(UnknownOutcome, match="same token"):
+        with raises(UnknownOutcome):
             table.put(pa.table({"id": ids, "v": ["a", "b"]}), token="loader:1", timeout=BEGUN)
         ids[:] = 99  # the caller may reuse its memory
         gate.open()
@@ -438,7 +439,7 @@ def test_unavailable_is_said_only_where_no_region_applied_its_rows(
     with _open(tmp_path, regions=2, **HURRY) as table:
         first, second = [region["id"] for region in table.status()["regions"]]
         down.update([second])
-        with pytest.raises(UnknownOutcome, match=r"1 of 2 regions applied their rows.*storage is away.*same token"):
+        with raises(UnknownOutcome):
             table.put(rows, token="loader:1")
         assert 0 < table.count() < 50
         down.update([first])
@@ -451,7 +452,7 @@ def test_unavailable_is_said_only_where_no_region_applied_its_rows(
 
 @pytest.mark.parametrize("timeout", [0, -1.0, float("nan"), "3"])
 def test_a_timeout_that_is_none_is_refused(tmp_path: Path, timeout: Any) -> None:
-    with _open(tmp_path) as table, pytest.raises(Invalid, match="seconds above 0"):
+    with _open(tmp_path) as table, raises(Invalid):
         table.put(_row(1), timeout=timeout)
 
 

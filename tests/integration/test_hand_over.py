@@ -26,6 +26,7 @@ from memwal.ingest.engine.table.embedded import Table
 from memwal.ingest.engine.table.stored import StoredTable
 from memwal.ingest.settings.load import load
 from tests.lance_scan import scanned
+from tests.messages import raises
 from tests.support.clock import FakeClock
 
 WIDTH = 4
@@ -272,7 +273,7 @@ def test_the_one_who_is_fenced_is_told(world: World) -> None:
     ours = memwal.open(world.uri, settings=ARROW)
     world.put(ours, [1, 2], 1)
     writers = world.claim_theirs()
-    with pytest.raises(memwal.FencedError, match="was fenced by epoch"):
+    with raises(memwal.FencedError):
         ours.put(world.rows(range(40), 99))
     with suppress(memwal.FencedError):
         ours.close()
@@ -387,9 +388,8 @@ def test_shard_writer_replays_a_log_whose_map_is_in_snapshots(uri: str) -> None:
 
 def test_a_setting_that_contradicts_the_table_is_refused(uri: str) -> None:
     created(uri, ["id"], 1)
-    with pytest.raises(memwal.Invalid, match=r'\[wal\] format = "lance" but the table at .* has "arrow"') as refused:
+    with raises(memwal.Invalid):
         memwal.open(uri, settings={"wal": {"format": "lance"}})
-    assert "\n" not in str(refused.value)
     memwal.open(uri).close()  # the setting's default is for new tables
 
 
@@ -400,7 +400,7 @@ def test_shard_writer_in_a_region_of_lance_entries_is_refused_before_anything_is
     writer = lance.dataset(uri).mem_wal_writer(str(region))
     writer.put(pa.Table.from_pylist([row(2, 1)], schema=lance.dataset(uri).schema))
     before = wal.ManifestStore(wal.open_store(uri), region).latest()
-    with pytest.raises(memwal.Corrupted, match=r"\.arrow format in a region whose entries are \.lance; .* stop that"):
+    with raises(memwal.Corrupted):
         memwal.open(uri)
     assert wal.ManifestStore(wal.open_store(uri), region).latest() == before
 
@@ -409,6 +409,6 @@ def test_init_adopts_a_lance_table_in_the_format_of_the_setting(uri: str) -> Non
     lance.write_dataset(pa.table({"id": [1], "n": [1]}), uri)
     sections = {"table": {"uri": uri, "key": ["id"]}, "regions": {"count": 3}}
     assert init(uri, **sections) == "adopted (lance)"
-    with pytest.raises(memwal.Invalid, match='has "lance"'):
+    with raises(memwal.Invalid):
         init(uri, **sections, wal={"format": "arrow"})
     assert init(uri, **sections) == "found"

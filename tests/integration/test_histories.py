@@ -20,6 +20,7 @@ from tests.conftest import ROOT, extent
 from tests.histories import simulated
 from tests.histories.judge import Judgement, NotLinearizable, expect_linearizable, judge
 from tests.histories.record import Operation, Recorder
+from tests.messages import raises
 from tests.simulation.planted import OF_LEASES
 from tests.simulation_fixtures import expect_found
 
@@ -103,7 +104,7 @@ def test_a_stale_read_is_found_and_explained(history: History) -> None:
     assert [part.partition for part in wrong] == ["region 0, key 1", "region 0"]
     assert "c2 read of 1 at latest -> map[1:10] [4, 5]" in wrong[0].why
     assert all("<title>Porcupine</title>" in Path(part.html).read_text() for part in wrong)
-    with pytest.raises(NotLinearizable, match="region 0, key 1 is not linearizable: 3 operations; 2 of 3 steps"):
+    with raises(NotLinearizable):
         expect_linearizable([history.path])
 
 
@@ -393,31 +394,23 @@ def test_a_line_that_was_cut_off_ends_a_file(history: History) -> None:
     history.path.write_text(text[:-20])
     assert history.linearizable
     history.path.write_text(text[:-20] + "\n" + text)
-    with pytest.raises(ValueError, match="not a line of JSON"):
+    with raises(ValueError):
         history.judged()
 
 
 @pytest.mark.parametrize(
-    ("lines", "said"),
+    "lines",
     [
-        (
-            '{"event": "return", "id": "a", "at": 1, "outcome": "ok"}',
-            'history.jsonl:1: "return" of operation "a" is out',
-        ),
-        ('{"event": "invoke", "id": "a", "at": 1, "op": "swap"}', 'is no put, insert, .* but "swap"'),
-        ('{"event": "invoke", "id": "a", "at": 1, "op": "read", "keys": [1], "level": "flushed"}', 'at "flushed"'),
-        ('{"event": "invoke", "id": "a", "op": "put", "rows": {"1": 1}}', "has no time"),
-        (
-            "\n".join(
-                f'{{"event": "invoke", "id": "{each}", "at": 1, "op": "put", "rows": {{"1": 1}}}}' for each in "ab"
-            ),
-            'operations "a" and "b" write value 1 to key 1',
-        ),
+        '{"event": "return", "id": "a", "at": 1, "outcome": "ok"}',
+        '{"event": "invoke", "id": "a", "at": 1, "op": "swap"}',
+        '{"event": "invoke", "id": "a", "at": 1, "op": "read", "keys": [1], "level": "flushed"}',
+        '{"event": "invoke", "id": "a", "op": "put", "rows": {"1": 1}}',
+        "\n".join(f'{{"event": "invoke", "id": "{each}", "at": 1, "op": "put", "rows": {{"1": 1}}}}' for each in "ab"),
     ],
 )
-def test_what_is_no_history_is_refused(history: History, lines: str, said: str) -> None:
+def test_what_is_no_history_is_refused(history: History, lines: str) -> None:
     history.path.write_text(lines)
-    with pytest.raises(ValueError, match=said):
+    with raises(ValueError):
         history.judged()
 
 

@@ -12,6 +12,7 @@ import pytest
 import memwal
 from memwal.ingest.engine.api.reads import READS
 from memwal.ingest.service.client.scatter import merged
+from tests.messages import raises
 
 ROWS = pa.schema([("body", pa.string()), ("vector", pa.list_(pa.float32(), 2))])
 
@@ -70,13 +71,12 @@ def test_a_table_with_two_indexes_of_a_kind_asks_which(uri: str) -> None:
     indexes = {"vector": "ivf_pq", "body": "fts", "title": "fts"}
     with memwal.open(uri, schema=schema, key="id", indexes=indexes) as table:
         table.put([{"id": 1, "body": "harbor", "title": "lights", "vector": [1.0, 0.0]}])
-        with pytest.raises(memwal.Invalid, match="several columns have an fts index: body, title; name one"):
+        with raises(memwal.Invalid):
             table.hybrid([1.0, 0.0], "lights")
         assert table.hybrid([1.0, 0.0], "lights", text_column="title")["id"].to_pylist() == [1]
 
 
 def test_a_table_without_an_index_of_a_kind_says_so(uri: str) -> None:
     schema = pa.schema([pa.field("id", pa.int64(), nullable=False), *ROWS])
-    no_such = pytest.raises(memwal.Invalid, match="text_column: no column has an fts index")
-    with memwal.open(uri, schema=schema, key="id", indexes={"vector": "ivf_pq"}) as table, no_such:
+    with memwal.open(uri, schema=schema, key="id", indexes={"vector": "ivf_pq"}) as table, raises(memwal.Invalid):
         table.hybrid([1.0, 0.0], "lights")

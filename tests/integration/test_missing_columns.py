@@ -26,6 +26,7 @@ from memwal.ingest.spark.sink.send import SendTask
 from memwal.ingest.spark.source.columns import DELETE, FILE
 from memwal.ingest.spark.source.whole_input import by_region
 from tests.integration.test_router import Pair
+from tests.messages import raises
 from tests.routed import placed, shuffled
 
 SCHEMA = pa.schema(
@@ -38,10 +39,6 @@ SCHEMA = pa.schema(
 )
 ONE = {"id": 1, "text": "one", "price": 10, "vector": [1.0, 0.0]}
 TWO = {"id": 2, "text": "two", "price": 20, "vector": [0.0, 1.0]}
-REFUSED = (
-    "rows: the columns 'text', 'vector' of the table are missing; add them, or choose missing=\"null\" (set them to "
-    'null) or missing="keep" (keep their stored values)'
-)
 
 
 @pytest.fixture
@@ -86,12 +83,11 @@ def test_a_put_that_lacks_columns_is_refused_with_the_choices(way: str, made: Ca
     table = made(way)
     partial = pa.table({"id": [1, 2], "price": [11, 21]})
     for rows in (partial, partial.to_pylist(), partial.to_pandas(), partial.to_reader()):
-        with pytest.raises(Invalid) as refused:
+        with raises(Invalid):
             table.put(rows)
-        assert str(refused.value) == REFUSED
-    with pytest.raises(Invalid, match="row 1 has 'text', row 0 lacks it; write None for a null, or missing=\"null\""):
+    with raises(Invalid):
         table.put([{"id": 1, "price": 1}, {"id": 2, "price": 1, "text": "x"}])
-    with pytest.raises(Invalid, match="missing = str 'kept': choose"):
+    with raises(Invalid):
         table.put(partial, missing="kept")
     assert found(table) == {1: ONE, 2: TWO}
 
@@ -99,9 +95,9 @@ def test_a_put_that_lacks_columns_is_refused_with_the_choices(way: str, made: Ca
 @pytest.mark.parametrize("way", WAYS)
 def test_a_mistake_in_the_columns_is_named_before_what_is_missing(way: str, made: Callable[..., Any]) -> None:
     table = made(way)
-    with pytest.raises(Invalid, match="column 'prise' is not in the table"):
+    with raises(Invalid):
         table.put([{"id": 1, "prise": 1}])
-    with pytest.raises(Invalid, match="key column 'id' is missing"):
+    with raises(Invalid):
         table.put([{"price": 1}])
 
 
@@ -125,7 +121,7 @@ def test_columns_that_rows_lack_are_set_to_null_or_kept_as_the_caller_says(way: 
 
 def test_rows_with_different_columns_cannot_all_keep(made: Callable[..., Any]) -> None:
     table = made()
-    with pytest.raises(Invalid, match=r"row 1 has 'text', row 0 lacks it; .* put rows with other columns separately"):
+    with raises(Invalid):
         table.put([{"id": 1, "price": 1}, {"id": 2, "price": 1, "text": "x"}], missing="keep")
     assert found(table) == {1: ONE, 2: TWO}
 
@@ -197,9 +193,9 @@ def test_a_required_column_may_be_kept_and_not_be_null(tmp_path: Path) -> None:
     must = SCHEMA.append(pa.field("must", pa.int64(), nullable=False))
     with memwal.open(tmp_path / "t.lance", schema=must, key="id") as table:
         table.put([{**ONE, "must": 7}])
-        with pytest.raises(Invalid, match="required column 'must' is missing"):
+        with raises(Invalid):
             table.put([{"id": 1, "price": 2}], missing="null")
-        with pytest.raises(Invalid, match="'must' is missing, and the key id = 2 is not stored"):
+        with raises(Invalid):
             table.put([{"id": 2, "price": 2}], missing="keep")
         table.put([{"id": 1, "price": 2}], missing="keep")
         assert found(table) == {1: {**ONE, "price": 2, "must": 7}}
@@ -210,7 +206,7 @@ def test_a_late_row_keeps_nothing_and_a_version_cannot_be_missing(made: Callable
     assert table.put([{"id": 1, "price": 9, "text": "late"}], missing="keep").skipped == 1
     table.put([{"id": 1, "price": 11, "text": "new"}], missing="keep")
     assert found(table)[1] == {**ONE, "price": 11, "text": "new"}
-    with pytest.raises(Invalid, match="price"):
+    with raises(Invalid):
         table.put([{"id": 1, "text": "no version"}], missing="keep")
 
 
@@ -248,7 +244,7 @@ def test_a_column_that_a_caller_does_not_know_is_kept(
     # From now on this caller knows the column.
     table.put([{**ONE, "grade": 7}])
     if missing is None:
-        with pytest.raises(Invalid, match="the column 'grade' of the table is missing"):
+        with raises(Invalid):
             table.put([ONE])
     else:
         table.put([ONE], missing=missing)
@@ -277,7 +273,7 @@ def test_a_client_that_says_nothing_of_missing_columns_means_nulls(made: Callabl
     connection.write(pa.table({"id": [1], "price": [11]}), request)
     assert found(table)[1] == {"id": 1, "text": None, "price": 11, "vector": None}
     for nulls in ("text", [1], {"text": 1}):
-        with pytest.raises(Invalid, match=r"nulls = .* is not a list of names"):
+        with raises(Invalid):
             connection.write(pa.table({"id": [2], "price": [1]}), request | {"nulls": nulls})
     connection.write(pa.table({"id": [2], "price": [1]}), request | {"nulls": ["text", "no such column"]})
     assert found(table)[2] == {**TWO, "price": 1, "text": None}
@@ -322,9 +318,8 @@ def sent(made: Callable[..., Any], tmp_path: Path) -> Callable[..., Any]:
 
 
 def test_a_micro_batch_that_lacks_columns(sent: Callable[..., Any]) -> None:
-    with pytest.raises(Invalid) as refused:
+    with raises(Invalid):
         sent(pa.table({"id": [1, 2], "price": [11, 21]}), None)
-    assert str(refused.value) == REFUSED.replace('missing="', 'sink.missing = "')
     assert sent(pa.table({"id": [1, 3], "price": [11, 31]}), "keep") == {
         1: {**ONE, "price": 11},
         2: TWO,
@@ -353,7 +348,7 @@ def test_a_column_that_was_added_while_a_query_runs_is_kept(
 def test_a_sink_refuses_columns_before_its_query_starts(made: Callable[..., Any], tmp_path: Path) -> None:
     made()
     table = {"uri": str(tmp_path / "t.lance")}
-    with pytest.raises(Invalid, match=r"the columns 'text', 'vector' .* choose sink.missing = \"null\" "):
+    with raises(Invalid):
         memwal.MemWalSink({"table": table}).expect_columns(["id", "price", FILE])
     for missing in ("null", "keep"):
         memwal.MemWalSink({"table": table, "sink": {"missing": missing}}).expect_columns(["id", "price", FILE])

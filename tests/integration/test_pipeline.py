@@ -23,6 +23,7 @@ from memwal.ingest.errors import Invalid
 from memwal.ingest.settings.load import load
 from memwal.ingest.spark.pipeline.checkpoint import MARKER
 from memwal.ingest.spark.pipeline.checks import check
+from tests.messages import raises
 
 _YEAR_2300 = 10_413_792_000.0
 
@@ -280,7 +281,7 @@ def test_a_checkpoint_of_another_table_is_refused(tmp_path: Path) -> None:
     for content in (None, "0" * 32):
         if content is not None:
             (checkpoint / MARKER).write_text(content)
-        with pytest.raises(Invalid, match=r"sink\.checkpoint: .* belongs to another table"):
+        with raises(Invalid):
             check(settings, os.environ)
     (checkpoint / MARKER).write_text(base.table_id)
     assert check(settings, os.environ) is not None

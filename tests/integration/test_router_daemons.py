@@ -21,6 +21,7 @@ from memwal.ingest.service.client import retry as attempts
 from memwal.ingest.service.client.remote import RemoteTable
 from tests import append_rows
 from tests.cluster import spread, start_daemon
+from tests.messages import raises
 from tests.s3_server import free_ports
 
 REGIONS = 4
@@ -186,5 +187,5 @@ def test_a_stream_waits_for_the_only_daemon_to_come_back(
         assert not streamed(2, lambda: None), "it was applied, once"
         assert append_rows.counted(table) == Counter(range(10, 30))
         second[0].kill()
-    with pytest.raises(memwal.Unavailable, match="does not answer"):
+    with raises(memwal.Unavailable):
         memwal.connect(endpoint).put(append_rows.rows(range(3)))  # a direct call fails at once

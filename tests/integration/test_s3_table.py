@@ -24,6 +24,7 @@ from memwal import wal
 from memwal.ingest.cli.app import main
 from tests import fault_proxy as faults
 from tests.conftest import INDEXES, SCHEMA, SCRIPTS, Ran, small_sections, toml
+from tests.messages import raises
 
 LEVELS = ("committed", "flushed", "durable", "latest")
 QUIET = {"commit": {"interval": "0s"}, "gc": {"interval": "0s"}}
@@ -151,7 +152,7 @@ def test_the_older_of_two_writers_is_fenced(open_s3: Callable[..., Any], s3_tabl
     older = open_s3(s3_table, regions=1)
     older.put(made.rows(range(10)))
     newer = open_s3(s3_table, regions=1)
-    with pytest.raises(memwal.FencedError, match="writer epoch 1 was fenced by epoch 2"):
+    with raises(memwal.FencedError):
         older.put(made.rows([10]))
     newer.put(made.rows([11]))
     assert ids(newer.scan(["id"]).read_all()) == [*range(10), 11]
@@ -364,9 +365,8 @@ def test_storage_that_fails_is_asked_a_bounded_number_of_times(
         table.put(made.rows([5]))
     asked = len(fault_proxy.requests)
     assert 2 <= asked <= 12
-    with pytest.raises(memwal.MemWalError) as refused:
+    with raises(memwal.MemWalError):
         table.put(made.rows([6]))
-    assert len(str(refused.value).splitlines()) == 1
     fault_proxy.heal()
     again = open_s3(s3_table_through_proxy, regions=1)
     assert set(range(5)) <= set(ids(again.scan(["id"]).read_all()))

@@ -11,6 +11,7 @@ import pytest
 
 import memwal
 from tests.conftest import Made
+from tests.messages import raises
 
 
 def filled(table: Any, made: Made) -> None:
@@ -110,5 +111,5 @@ def test_a_table_without_its_key_is_refused_in_one_line(open_small: Callable[...
     filled(table, made)
     table.close()
     lance.dataset(uri).drop_columns(["id"])
-    with pytest.raises(memwal.Invalid, match="its key columns are missing in version"):
+    with raises(memwal.Invalid):
         _again(uri)

@@ -23,6 +23,7 @@ from memwal.ingest.service.rpc.tls import ClientTls
 from memwal.ingest.settings.load import load
 from tests.conftest import PATIENCE
 from tests.integration.test_http_edge import fetch, scraped
+from tests.messages import raises
 
 TOKEN = "a-token-that-nobody-may-ever-see"
 ENV = {"MEMWAL_TEST_TOKEN": TOKEN}
@@ -84,16 +85,14 @@ def test_only_who_has_the_token_and_knows_the_certificate_is_let_in(
     assert url.startswith("https://127.0.0.1:")
     ca = certificates.ca.read_bytes()
     for token in (None, "", "another", TOKEN + "x", TOKEN[:-1]):
-        with pytest.raises(memwal.Invalid, match="missing or wrong token") as refused:
+        with raises(memwal.Invalid):
             memwal.connect(endpoint, token=token, tls_ca=ca)
-        assert len(str(refused.value).splitlines()) == 1
     for location, authority in ((endpoint, None), (endpoint, certificates.stranger.read_bytes())):
-        with pytest.raises(memwal.Unavailable, match=r"127\.0\.0\.1.*tls_ca") as unknown:
+        with raises(memwal.Unavailable):
             memwal.connect(location, token=TOKEN, tls_ca=authority)
-        assert len(str(unknown.value).splitlines()) == 1
-    with pytest.raises(memwal.Unavailable, match="does not answer"):
+    with raises(memwal.Unavailable):
         memwal.connect(endpoint.replace("grpc+tls", "grpc"), token=TOKEN)
-    with pytest.raises(memwal.Invalid, match="no certificate in PEM"):
+    with raises(memwal.Invalid):
         memwal.connect(endpoint, token=TOKEN, tls_ca=certificates.key)
     doubtful = {**ENV, "MEMWAL__DAEMON__TLS_CA": str(certificates.stranger)}
     for command in ("status", "flush"):  # a live daemon is not treated as ended, and not fenced
@@ -221,10 +220,9 @@ def test_an_address_that_others_reach_needs_token_and_tls(
     monkeypatch.setenv("MEMWAL_TEST_TOKEN", TOKEN)
     given = {name: certificates.settings[name] for name in secured}
     settings = load(small_config(daemon={"host": "0.0.0.0", **given}), ENV)
-    with pytest.raises(memwal.Invalid, match=r"^daemon\.host: 0\.0\.0\.0 is not a loopback address") as refused:
+    with raises(memwal.Invalid) as refused:
         check_addresses(settings, ENV)
     assert all(name in str(refused.value) for name in ("daemon.token", "daemon.tls_cert", "daemon.tls_key"))
-    assert len(str(refused.value).splitlines()) == 1
 
 
 def test_an_address_that_others_reach_is_served_with_both(
@@ -240,23 +238,21 @@ def test_an_address_that_others_reach_is_served_with_both(
 
 
 @pytest.mark.parametrize(
-    ("daemon", "said"),
+    "daemon",
     [
-        ({"token": TOKEN}, "token is not a reference; put the secret into a variable or file"),
-        ({"token": "env:"}, "has no name after"),
-        ({"tls_cert": "a.pem"}, "tls_key is not set, but tls_cert is"),
-        ({"tls_key": "a.pem"}, "tls_cert is not set, but tls_key is"),
-        ({"endpoints": ["https://host:1"]}, "is not of the form 'grpc://host:port' or 'grpc+tls://host:port'"),
+        {"token": TOKEN},
+        {"token": "env:"},
+        {"tls_cert": "a.pem"},
+        {"tls_key": "a.pem"},
+        {"endpoints": ["https://host:1"]},
     ],
 )
 def test_settings_that_are_wrong_are_refused_and_no_secret_repeated(
-    daemon: dict[str, Any], said: str, small_config: Callable[..., Path]
+    daemon: dict[str, Any], small_config: Callable[..., Path]
 ) -> None:
-    with pytest.raises(memwal.Invalid) as refused:
+    with raises(memwal.Invalid) as refused:
         load(small_config(daemon=daemon), {})
-    assert said in str(refused.value)
     assert TOKEN not in str(refused.value)
-    assert len(str(refused.value).splitlines()) == 1
 
 
 def test_what_references_and_files_hold_is_checked_before_anything_is_claimed(
@@ -264,16 +260,15 @@ def test_what_references_and_files_hold_is_checked_before_anything_is_claimed(
 ) -> None:
     empty = tmp_path / "empty"
     empty.write_text(" \n")
-    for changes, environ, said in (
-        ({}, {}, r"daemon\.token: the environment variable MEMWAL_TEST_TOKEN is not set"),
-        ({"token": f"file:{empty}"}, {}, r"daemon\.token: file:.*empty is empty"),
-        ({"tls_key": str(certificates.ca)}, ENV, r"daemon\.tls_cert: .* must be a certificate and its key"),
-        ({"tls_cert": str(tmp_path / "none.pem")}, ENV, r"daemon\.tls_cert: .*none\.pem: No such file"),
+    for changes, environ in (
+        ({}, {}),
+        ({"token": f"file:{empty}"}, {}),
+        ({"tls_key": str(certificates.ca)}, ENV),
+        ({"tls_cert": str(tmp_path / "none.pem")}, ENV),
     ):
         settings = load(small_config(daemon={**certificates.settings, **changes}), {})
-        with pytest.raises(memwal.Invalid, match=said) as refused:
+        with raises(memwal.Invalid):
             Guard.of(settings.daemon, environ)
-        assert len(str(refused.value).splitlines()) == 1
 
 
 def test_a_token_travels_by_reference_and_never_in_clear(
@@ -286,6 +281,6 @@ def test_a_token_travels_by_reference_and_never_in_clear(
     assert pickle.loads(pickled)[1] == access
     assert access.options(ENV) == {"token": TOKEN, "tls": ClientTls(certificates.ca.read_bytes())}
     assert Access().options({}) == {"token": None, "tls": ClientTls()}
-    with pytest.raises(memwal.Invalid, match=r"grpc://10\.0\.0\.1:1: the token would be sent unencrypted") as refused:
+    with raises(memwal.Invalid) as refused:
         memwal.connect(["grpc://127.0.0.1:1", "grpc://10.0.0.1:1"], token=TOKEN)
     assert TOKEN not in str(refused.value)

@@ -14,6 +14,7 @@ import memwal
 from memwal.ingest.engine.api.reads import LEVELS
 from memwal.ingest.settings.load import load
 from memwal.ingest.spark.session import configuration, start_session
+from tests.messages import raises
 
 BY_HAND = {"commit": {"interval": "0s"}, "gc": {"interval": "0s"}}
 
@@ -200,7 +201,7 @@ def test_what_is_wrong_reaches_the_user_in_lines_of_their_own(
 def test_a_session_without_the_source_says_so_and_a_wrong_argument_is_refused(session: Any, uri: str) -> None:
     with pytest.raises(Exception, match="DATA_SOURCE_NOT_FOUND"):
         session.newSession().read.format("memwal").load(uri)
-    with pytest.raises(memwal.Invalid, match="register_spark takes a SparkSession, not a str"):
+    with raises(memwal.Invalid):
         memwal.register_spark("spark")
 
 

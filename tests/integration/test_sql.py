@@ -26,6 +26,7 @@ from memwal.ingest.engine.api.reads import LEVELS
 from memwal.ingest.engine.api.results import RowStream
 from memwal.ingest.engine.api.sql import sources
 from memwal.ingest.service.daemon.service import FlightService
+from tests.messages import raises
 
 WAYS = ("embedded", "flight", "two daemons", "storage")
 NAN, INF = float("nan"), float("inf")
@@ -291,7 +292,7 @@ HOLDING: dict[str, Callable[[datetime], Any]] = {
 def test_times_in_a_parameter_are_exact_or_refused(orders: Any, form: str) -> None:
     """Arrow drops the microseconds of a UTC offset."""
     whole, odd = (NOON.astimezone(timezone(timedelta(hours=1, microseconds=us))) for us in (0, 5))
-    with pytest.raises(memwal.Invalid, match=r"parameters: a has .*its UTC offset has microseconds"):
+    with raises(memwal.Invalid):
         orders.sql("select $a", parameters={"a": HOLDING[form](odd)})
     (found,) = orders.sql("select $a", parameters={"a": HOLDING[form](whole)}).read_all()[0].to_pylist()
     assert found == pa.scalar(HOLDING[form](NOON)).as_py()
@@ -417,7 +418,7 @@ def test_rows_stream_and_a_result_that_is_let_go_ends_its_scan(orders: Any, endl
         assert sum(endless) < 30
     if end == "close":
         result.close()
-        with pytest.raises(memwal.Invalid, match="closed"):
+        with raises(memwal.Invalid):
             next(result)
     del result
     assert soon(lambda: endless[-1] == -1 and not threads(), 1.0)
@@ -473,7 +474,7 @@ def test_a_scan_that_fails_says_why(orders: Any, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(type(orders._engine), "scan", scan)
     for query in ("select count(n) from table", "select count(*) from table a join table b on a.n = b.n"):
-        with pytest.raises(memwal.Unavailable, match=r"^the daemon was lost$") as lost:
+        with raises(memwal.Unavailable) as lost:
             orders.sql(query).read_all()
         assert lost.value.details == {"reason": "lost"}
     assert soon(lambda: not threads())
@@ -490,7 +491,7 @@ def test_a_sort_larger_than_memory_uses_files(orders: Any, monkeypatch: pytest.M
     assert first == [1000, 2000, 3000]
     ordered.close()
     wide = "(select value as v, repeat('x', 99) as t from generate_series(1, 500000))"
-    with pytest.raises(memwal.Invalid, match="needs more than 20 MiB of memory"):
+    with raises(memwal.Invalid):
         orders.sql(f"select max(a.t), max(b.t) from {wide} a join {wide} b on a.v = b.v")
 
 
@@ -498,71 +499,53 @@ def test_a_sort_larger_than_memory_uses_files(orders: Any, monkeypatch: pytest.M
 
 
 REFUSED = [
-    ("selec 1", "selec is refused: a query begins with SELECT; put and delete change a table"),
-    ("select *\nfrom table wher x = 1", "expected end of statement, found x at line 2, column 17"),
-    ("select nam from table", "column 'nam' does not exist; did you mean 'Name'?"),
-    ("select NAME from table", "column 'NAME' does not exist; did you mean 'Name'?"),
-    ("select b.id from table a", "column 'b.id' does not exist; column 'id' is not in a table 'b'"),
-    ("select * from oders", "table 'oders' does not exist; did you mean 'orders'?"),
-    ("select * from '/etc/passwd'", "table '/etc/passwd' does not exist; known are 'table', 'orders', 'p'"),
-    ("select read_file('/etc/passwd')", "the function 'read_file' is not allowed"),
-    ("select * from read_csv('/etc/passwd')", "the function 'read_csv' is not allowed"),
-    ("insert into table values (1)", "insert is refused: a query begins with SELECT; put and delete change a table"),
-    ("/* */ delete from table", "delete is refused: a query begins with SELECT; put and delete change a table"),
-    ("copy (select 1) to 'out.csv'", "copy is refused: a query begins with SELECT; put and delete change a table"),
-    (
-        "create external table t stored as csv location '/etc/passwd'",
-        "create is refused: a query begins with SELECT; put and delete change a table",
-    ),
-    ("set a = 1", "set is refused: a query begins with SELECT; put and delete change a table"),
-    ("explain select 1", "explain is refused: a query begins with SELECT; put and delete change a table"),
-    ("select 1 from table where", "expected an expression, found the end"),
-    ("select 1; drop table x", "the query has several statements; give one"),
-    ("", "the query is empty; write one such as select count(*) from table"),
-    ("select $x", "$x has no value; give one in parameters={'x': …}"),
-    ("select sum(Name) from table", "no function takes sum(Utf8); cast the arguments"),
-    ("select id, count(*) from table", "column table.id must be in GROUP BY or in an aggregate function"),
-    ("select * from table where id like 'a'", "There isn't a common type to coerce Int64 and Utf8 in LIKE expression"),
-    ("select 1 / 0", "Divide by zero error"),
-    (
-        "select lpad('x', 2000000000, 'y')",
-        "lpad needs a number of at most 1000, written out, as argument 2",
-    ),
-    (
-        "select range(2000000000)",
-        "the function 'range' is allowed only as a table: from range(1, n)",
-    ),
-    (
-        "select id from table t TableSample Bernoulli (10)",
-        (
-            "TABLESAMPLE is refused: DataFusion would return all rows; write order by random() limit 100 for 100 rows, "
-            "or where random() < 0.1 for about a tenth of them"
-        ),
-    ),
+    "selec 1",
+    "select *\nfrom table wher x = 1",
+    "select nam from table",
+    "select NAME from table",
+    "select b.id from table a",
+    "select * from oders",
+    "select * from '/etc/passwd'",
+    "select read_file('/etc/passwd')",
+    "select * from read_csv('/etc/passwd')",
+    "insert into table values (1)",
+    "/* */ delete from table",
+    "copy (select 1) to 'out.csv'",
+    "create external table t stored as csv location '/etc/passwd'",
+    "set a = 1",
+    "explain select 1",
+    "select 1 from table where",
+    "select 1; drop table x",
+    "",
+    "select $x",
+    "select sum(Name) from table",
+    "select id, count(*) from table",
+    "select * from table where id like 'a'",
+    "select 1 / 0",
+    "select lpad('x', 2000000000, 'y')",
+    "select range(2000000000)",
+    "select id from table t TableSample Bernoulli (10)",
 ]
 
 
-@pytest.mark.parametrize(("query", "text"), REFUSED)
+@pytest.mark.parametrize("query", REFUSED)
 def test_a_wrong_query_is_told_in_one_line(
-    orders: Any, query: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    orders: Any, query: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(memwal.Invalid) as refused:
+    with raises(memwal.Invalid):
         orders.sql(query, tables={"p": pa.table({"id": [1]})})
-    assert refused.value.lines == (f"sql: {text}",)
     assert sorted(tmp_path.rglob("*")) == before
     assert soon(lambda: not threads())
 
 
 def test_a_query_that_nests_too_deep_is_refused_at_once(orders: Any) -> None:
     started = time.monotonic()
-    with pytest.raises(memwal.Invalid) as refused:
+    with raises(memwal.Invalid):
         orders.sql("select 1" + " + 1" * 5000)
-    told = "the query nests 5000 operators, joins or queries, at most 400 are allowed: use IN (...) or split the query"
-    assert refused.value.lines == (f"sql: {told}",)
     assert time.monotonic() - started < 10  # DataFusion's planning would take minutes
-    with pytest.raises(memwal.Invalid, match="repeat needs a number of at most 100"):
+    with raises(memwal.Invalid):
         orders.sql("select repeat(Name, $n) from table", parameters={"n": 300_000})
 
 
@@ -586,21 +569,20 @@ def test_long_queries_that_do_not_nest(owner: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "text"),
+    "arguments",
     [
-        ({"query": 5}, "write a text"),
-        ({"query": "select 1", "level": "newest"}, "level 'newest' is unknown"),
-        ({"query": "select 1", "tables": [1]}, "tables is a list"),
-        ({"query": "select 1", "tables": {"a b": 1}}, "tables: 'a b' is no plain name"),
-        ({"query": "select 1", "tables": {"Table": pa.table({"id": [1]})}}, "the name 'Table' is taken"),
-        ({"query": "select 1", "tables": {"p": 5}}, "tables: p is a int; give a memwal table"),
-        ({"query": "select $x", "parameters": {"x": object()}}, "parameters: x has a value without an Arrow type"),
+        {"query": 5},
+        {"query": "select 1", "level": "newest"},
+        {"query": "select 1", "tables": [1]},
+        {"query": "select 1", "tables": {"a b": 1}},
+        {"query": "select 1", "tables": {"Table": pa.table({"id": [1]})}},
+        {"query": "select 1", "tables": {"p": 5}},
+        {"query": "select $x", "parameters": {"x": object()}},
     ],
 )
-def test_wrong_arguments(orders: Any, arguments: dict[str, Any], text: str) -> None:
-    with pytest.raises(memwal.Invalid, match=text) as refused:
+def test_wrong_arguments(orders: Any, arguments: dict[str, Any]) -> None:
+    with raises(memwal.Invalid):
         orders.sql(**arguments)
-    assert len(refused.value.lines) == 1
 
 
 # ---- the command ---------------------------------------------------------------------------------------------------

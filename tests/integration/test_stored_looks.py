@@ -17,6 +17,7 @@ from memwal.ingest.engine.table.stored import StoredTable
 from memwal.ingest.errors import Invalid
 from memwal.wal import LocalStore, StoreRefused
 from memwal.wal.layout import parse_entry_key
+from tests.messages import raises
 
 NOW = Ages(0.0, 0.0, 604_800.0, 0.0)
 
@@ -140,7 +141,7 @@ def test_after_a_failed_look_the_next_one_is_whole(open_small: Callable[..., Any
                 raise StoreRefused(f"{key}: no")
 
         store.before = failing
-        with pytest.raises(Invalid, match=": no"):
+        with raises(Invalid):
             ids(reader)
         store.before = lambda key: None
         assert ids(reader) == list(range(4 * request + 4))

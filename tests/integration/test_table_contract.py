@@ -22,6 +22,7 @@ import memwal
 from memwal.ingest.engine.api.reads import READS
 from memwal.ingest.engine.read.merged import MergedView
 from memwal.ingest.service.daemon.service import FlightService
+from tests.messages import raises
 
 LEVELS = ("committed", "flushed", "durable", "latest")
 Model = dict[int, dict[str, Any]]
@@ -320,9 +321,8 @@ def test_hybrid_takes_weights_a_filter_and_a_rerank(layered: tuple[Any, dict[str
     assert prices["price"].to_pylist() == sorted((row["price"] for row in levels["latest"].values()), reverse=True)[:5]
     assert prices["_relevance_score"].to_pylist() == prices["price"].to_pylist()
     for wrong in (lambda _: [1.0], lambda rows: [float("nan")] * rows.num_rows, lambda _: "best"):
-        with pytest.raises(memwal.Invalid, match="rerank returned") as refused:
+        with raises(memwal.Invalid):
             table.hybrid(vector, text, rerank=wrong)
-        assert "\n" not in str(refused.value)
 
 
 def test_rerankers_of_lancedb_rank_as_they_rank_the_arms_by_themselves(
@@ -502,7 +502,7 @@ def test_a_delete_by_filter_with_a_token_is_applied_once(table: Any, made: Any) 
     table.put(made.rows([2]))
     assert table.delete(filter="id = 2", token="cleaner:3").applied is False
     table.put(made.rows([1]), token="loader:1")
-    with pytest.raises(memwal.Invalid, match=r"loader:0 goes down"):
+    with raises(memwal.Invalid):
         table.delete(filter="true", token="loader:0")
     assert table.count() == 29
 
@@ -510,7 +510,7 @@ def test_a_delete_by_filter_with_a_token_is_applied_once(table: Any, made: Any) 
 def test_a_token_that_no_entry_can_hold_is_refused_and_lingering_rows_stay(table: Any, made: Any) -> None:
     table.put(made.table([1], 1), durable=False)
     for sequence in (2**63, 10**5000):
-        with pytest.raises(memwal.Invalid, match="the number is above"):
+        with raises(memwal.Invalid):
             table.put(made.table([2], 1), token=("loader", sequence))
     assert table.put(made.table([3], 1), token=("loader", 2**63 - 1)).applied
     table.flush()

@@ -22,6 +22,7 @@ from memwal.ingest.engine.read.merged import MergedView
 from memwal.ingest.engine.read.reader import Reader
 from memwal.wal import ObjectStore, open_store
 from tests.conftest import Made
+from tests.messages import raises
 
 Open = Callable[..., Any]
 
@@ -77,7 +78,7 @@ def test_regions_older_than_their_base_table_are_refused(
     filled(open_small, made, uri, commits=2)
     shutil.rmtree(f"{uri}/_mem_wal")
     shutil.copytree(tmp_path / "backup", f"{uri}/_mem_wal")
-    with pytest.raises(memwal.Corrupted, match="restore the whole table from one backup"):
+    with raises(memwal.Corrupted):
         open_small(uri)
 
 
@@ -125,7 +126,7 @@ def test_generations_that_nobody_took_back_are_missed(open_small: Open, made: Ma
     with open_small(uri) as table:
         table.put(made.rows(range(50, 60), 4))
         table.flush()
-        with pytest.raises(memwal.Corrupted, match="generation 3 is missing"):
+        with raises(memwal.Corrupted):
             table.commit()
     assert {each.check for each in findings(uri)} == {"generations"}
 
@@ -141,7 +142,7 @@ def test_a_table_that_was_written_over_is_refused_and_says_how_to_go_on(
     rows = rows.replace_schema_metadata(None) if plain else rows
     lance.write_dataset(rows.slice(0, 4), uri, mode="overwrite")
     for _ in range(2):  # a rejection creates nothing
-        with pytest.raises(memwal.Invalid, match=r"version \d+ was written over by another program"):
+        with raises(memwal.Invalid):
             open_small(uri)
     lance.dataset(uri, version=before).restore()
     with open_small(uri) as table:
@@ -194,7 +195,7 @@ def test_a_table_made_anew_under_an_open_one_is_not_read_as_it(open_small: Open,
             assert table.count() == 10
             shutil.rmtree(uri)
             filled(open_small, made, uri, again)
-            with pytest.raises(memwal.Invalid, match="another table was made here while this one was open"):
+            with raises(memwal.Invalid):
                 table.count()
         shutil.rmtree(uri)
 

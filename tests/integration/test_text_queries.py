@@ -22,6 +22,7 @@ from memwal.memtable import IndexSpec, MemTable, Snapshot, row_schema, with_tomb
 from memwal.memtable.text.columns import ColumnsQuery
 from memwal.memtable.text.query import TextParser
 from tests.conftest import extent
+from tests.messages import raises
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("body", pa.string())])
 ROWS = row_schema(SCHEMA, ["id"])
@@ -322,18 +323,15 @@ def test_every_level_requires_each_ngram_of_a_signed_word(tmp_path: Path, length
 
 
 @pytest.mark.parametrize(
-    ("text", "named"),
-    [(7, "is a int"), ("web \udc80", "surrogate"), ("web " * 2_000, "at most 1024"), ('"web server"', "with_position")],
+    "text",
+    [7, "web \udc80", "web " * 2_000, '"web server"'],
     ids=["no text", "surrogate", "many words", "phrase"],
 )
-def test_what_cannot_be_asked_is_refused_in_one_line_and_the_table_lives_on(
-    tmp_path: Path, text: Any, named: str
-) -> None:
+def test_what_cannot_be_asked_is_refused_in_one_line_and_the_table_lives_on(tmp_path: Path, text: Any) -> None:
     with memwal.open(str(tmp_path / "t.lance"), schema=SCHEMA, key="id", regions=1, indexes={"body": "fts"}) as table:
         table.put([{"id": 1, "body": "web server"}])
-        with pytest.raises(Invalid, match=named) as caught:
+        with raises(Invalid):
             table.match("body", text)
-        assert len(str(caught.value).splitlines()) == 1
         assert table.match("body", "web")["id"].to_pylist() == [1]
 
 

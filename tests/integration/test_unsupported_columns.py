@@ -17,6 +17,7 @@ from memwal.flush.verification.runner import verify_table
 from memwal.ingest.service.daemon.service import FlightService
 from memwal.ingest.service.ops.metrics import TABLE, families
 from tests.conftest import Made
+from tests.messages import raises
 
 HELD_BACK = {"a`b"}
 """Columns that make Lance's merge fail: commits wait until the column is dropped."""
@@ -79,15 +80,13 @@ def test_a_column_that_cannot_be_held_stops_puts_and_nothing_else(
     lance.dataset(uri).add_columns(column)
     assert rows_of(reader) == expected  # the read finds the column
     for put in (lambda: reader.put([made.row(40)]), lambda: reader.put(pa.table({"id": [41]}), missing="null")):
-        with pytest.raises(memwal.Invalid, match="no rows are accepted: column") as refused:
+        with raises(memwal.Invalid):
             put()
-        assert "drop_columns" in str(refused.value)
-        assert "\n" not in str(refused.value)
     reader.delete([29])
     del expected[29]
     table.flush()
     if column.name in HELD_BACK:
-        with pytest.raises(memwal.Invalid, match="rows cannot be committed"):
+        with raises(memwal.Invalid):
             table.commit()
         assert rows_of(reader) == expected
     else:
@@ -133,9 +132,8 @@ def test_a_table_that_lance_cannot_read_says_so_and_loses_nothing(
     expected = filled(table, made)
     lance.dataset(uri).add_columns(pa.field("_rowid", pa.int64()))
     for act in (table.scan, table.commit, table.count):
-        with pytest.raises(memwal.Invalid, match=r"'_rowid'.*drop_columns") as refused:
+        with raises(memwal.Invalid):
             act()
-        assert "\n" not in str(refused.value)
     lance.dataset(uri).drop_columns(["_rowid"])
     table.commit()
     assert rows_of(table) == expected
@@ -148,7 +146,7 @@ def test_a_table_without_a_key(tmp_path: Any, made: Made) -> None:
         table.put(made.rows(range(5)))
         lance.dataset(uri).add_columns(pa.field("extra", pa.map_(pa.string(), pa.int64())))
         assert table.count() == 5
-        with pytest.raises(memwal.Invalid, match="no rows are accepted"):
+        with raises(memwal.Invalid):
             table.put(made.rows([7]))
         table.flush()
         table.commit()

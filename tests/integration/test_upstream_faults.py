@@ -29,6 +29,7 @@ from tests.fault_proxy import (
     lands_then_resets,
     swallows,
 )
+from tests.messages import raises
 from tests.s3_fixtures import S3Table
 from tests.s3_server import S3Server
 from tests.support.clock import FakeClock
@@ -130,7 +131,7 @@ def test_a_failed_flush_of_a_generation_is_never_skipped(prepared: dict[str, Pat
     with pytest.raises(StoreRefused):
         owner.flush(first)
     away.heal()
-    with pytest.raises(FlushOutOfOrder, match="generation 2 cannot be flushed, the next one is 1"):
+    with raises(FlushOutOfOrder):
         owner.flush([second], generation=2)
     again = Owner(uri, {}, LocalStore(uri), seed=9)
     claimed = again.claim()
@@ -152,7 +153,7 @@ def test_an_sst_without_its_key_index_is_not_published(
     owner = Owner(uri, options, open_store(uri, options))
     entries = owner.claim().entries
     fault_proxy.inject(swallows(), method="PUT", key=f"_pk_index/{file}")
-    with pytest.raises(SstInvalid, match="cannot be read back"):
+    with raises(SstInvalid):
         owner.flush(entries)
     assert read(owner, owner.claim()) == {0: 1, 1: 1, 2: 1, 3: 1, 4: 1}
     assert owner.claimed.manifest.ssts == ()

@@ -21,6 +21,7 @@ from memwal.ingest.spark.sink.send import SendTask
 from memwal.ingest.spark.source.columns import BUCKET, DELETE
 from memwal.memtable import TOMBSTONE
 from tests.lance_scan import snapshots
+from tests.messages import raises
 from tests.routed import placed, shuffled
 
 SCHEMA = pa.schema(
@@ -112,16 +113,15 @@ def test_a_late_row_of_a_merge_gives_none_of_its_columns(tmp_path: Path) -> None
         assert table.put(rows((1, 60, "")).select(["id", "at"])).skipped == 0
         (found,) = table.scan().read_all().to_pylist()
         assert (found["name"], found["at"].microsecond) == ("one", 60)
-        with pytest.raises(Invalid, match="column 'at' is missing"):
+        with raises(Invalid):
             table.put(late.select(["id", "name"]))
 
 
 def test_a_row_that_is_put_without_a_version_is_refused_in_one_line(tmp_path: Path) -> None:
     with opened(tmp_path) as table:
         for put in (lambda given: send(table, *given), lambda given: table.put(rows(*given).drop_columns(TOMBSTONE))):
-            with pytest.raises(Invalid, match="column 'at' is null") as refused:
+            with raises(Invalid):
                 put([(1, 50, "one"), (2, None, "two")])
-            assert len(str(refused.value).splitlines()) == 1
         assert names(table) == {}
 
 
@@ -178,16 +178,16 @@ def test_deletes_travel_with_their_version(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rules", "says"),
+    "rules",
     [
-        ({"version": "att"}, "version column 'att' is not in the table; did you mean 'at'?"),
-        ({"version": "id"}, "is part of the key"),
-        ({"version": "name"}, "has the type string: name a column of integers, timestamps or dates"),
-        ({"upsert": "insert"}, "version = 'at' needs puts that replace rows; remove it"),
+        {"version": "att"},
+        {"version": "id"},
+        {"version": "name"},
+        {"upsert": "insert"},
     ],
 )
-def test_a_version_column_that_cannot_be_one_is_refused(rules: dict[str, str], says: str, tmp_path: Path) -> None:
-    with pytest.raises(Invalid, match=says):
+def test_a_version_column_that_cannot_be_one_is_refused(rules: dict[str, str], tmp_path: Path) -> None:
+    with raises(Invalid):
         opened(tmp_path, **rules)
     assert not (tmp_path / "t.lance").exists()
 
@@ -197,7 +197,7 @@ def test_another_version_column_than_the_tables_is_refused(
 ) -> None:
     config = small_config("versioned.toml", table={"version": "price"})
     assert "version price" in cli("init", config).out
-    with pytest.raises(Invalid, match=r'\[table\] version = "id" but the table .* has "price"'):
+    with raises(Invalid):
         memwal.open(uri, settings={"table": {"version": "id"}})
     with memwal.open(uri) as table:
         assert table.base.rules.version == "price"

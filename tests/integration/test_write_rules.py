@@ -18,6 +18,7 @@ from memwal import wal
 from memwal.ingest.engine.region.resolve import StoredRows
 from memwal.ingest.errors import Invalid, Unavailable
 from memwal.ingest.service.daemon.service import FlightService
+from tests.messages import raises
 
 SCHEMA = pa.schema(
     [
@@ -144,13 +145,9 @@ def test_a_required_column_may_be_missing_only_where_the_key_is_there(
         called.put(rows(range(4)))
         called.put([{"k": row(n)["k"], "n": n, "m": -1} for n in range(4)])
         assert found(called) == {n: {**row(n), "m": -1} for n in range(4)}
-        with pytest.raises(Invalid) as refused:
+        with raises(Invalid):
             called.put([{"k": "key 2", "n": 2, "m": -2}, {"k": "it's new", "n": 2, "m": -2}][1:])
-        assert str(refused.value) == (
-            "required column 'must' is missing, and the key k = \"it's new\", n = 2 is not stored: "
-            "give new keys a value"
-        )
-        with pytest.raises(Invalid, match="'must' is null in row 1"):
+        with raises(Invalid):
             called.put(pa.table({"k": ["key 0", "key 1"], "n": [0, 1], "must": [1, None]}))
         assert found(called) == {n: {**row(n), "m": -1} for n in range(4)}
 
@@ -158,10 +155,9 @@ def test_a_required_column_may_be_missing_only_where_the_key_is_there(
 def test_dicts_with_other_names_than_the_first_are_refused(tmp_path: Path, way_in: Callable[[Any], Any]) -> None:
     with opened(tmp_path, "merge") as table:
         called = way_in(table)
-        for second, says in (({"n": 1}, "row 1 lacks 'm', row 0 has it"), ({"n": 1, "m": 1, "text": ""}, "has 'text'")):
-            with pytest.raises(Invalid, match=says) as refused:
+        for second in ({"n": 1}, {"n": 1, "m": 1, "text": ""}):
+            with raises(Invalid):
                 called.put([{"k": "", "n": 0, "m": 0}, {"k": "", **second}])
-            assert len(str(refused.value).splitlines()) == 1
         assert called.count() == 0
 
 
@@ -170,7 +166,7 @@ def test_missing_columns_are_nulls_where_the_caller_says_so_or_no_stored_row_cha
         with opened(tmp_path / upsert, upsert) as table:
             table.put([{"k": "", "n": 0, "must": 1, "m": 5}, {"k": "", "n": 1, "must": 1}], **said)
             assert [each["m"] for each in table.scan(["m", "n"]).read_all().sort_by("n").to_pylist()] == [5, None]
-            with pytest.raises(Invalid, match="required column 'must' is missing: add it to the rows"):
+            with raises(Invalid):
                 table.put([{"k": "", "n": 0}], **said)
 
 
@@ -198,7 +194,7 @@ def test_a_stored_value_that_no_put_may_have_is_told_of(tmp_path: Path) -> None:
         stranger = {**row(1), "vector": [float("nan"), 0.0]}
         fields = pa.schema(list(dataset.schema))
         lance.write_dataset(pa.Table.from_pylist([stranger], schema=SCHEMA).cast(fields), dataset.uri, mode="append")
-        with pytest.raises(Invalid, match=r"'vector' is not given for the key k = 'key 1', n = 1, .* put the column"):
+        with raises(Invalid):
             table.put([{"k": row(1)["k"], "n": 1, "m": 5}])
         table.put([{"k": row(1)["k"], "n": 1, "vector": [1.0, 1.0]}])
         assert found(table) == {1: {**row(1), "vector": [1.0, 1.0]}}
@@ -288,7 +284,7 @@ def test_a_lookup_that_storage_fails_is_unavailable_and_the_table_goes_on(
 
             broken.setattr(table._reader, "get", fails)
             broken.setattr(table._reader, "ask_storage", silent)
-            with pytest.raises(Unavailable, match="storage does not answer"):
+            with raises(Unavailable):
                 table.put(rows(range(4), 1), token=("p", 1))
         assert table.put(rows(range(2, 6), 2), token=("p", 1)).applied
         assert found(table) == {n: row(n) for n in range(4)} | {n: row(n, 2) for n in (4, 5)}
@@ -353,17 +349,13 @@ def test_a_put_that_repeats_a_key_is_refused_before_any_region_writes(
         called.put(rows(range(20)))
         called.put(rows(range(20), 1))  # in a different put
         before = [region["wal_position"] for region in called.status()["regions"]]
-        with pytest.raises(Invalid) as refused:
+        with raises(Invalid):
             called.put([*rows(range(20), 2), row(7, 3), row(5, 3)])
-        assert str(refused.value) == (
-            "the key k = 'key 1', n = 7 is in row 7 and in row 20 of one put; 2 rows repeat a key, which the table "
-            'refuses (on_duplicate = "fail"); put each key once'
-        )
         assert [region["wal_position"] for region in called.status()["regions"]] == before
         assert found(called) == {n: row(n, 1) for n in range(20)}
         called.delete([(row(7)["k"], 7), (row(7)["k"], 7)])
         nulls = pa.table({"k": pa.array([None, None], pa.string()), "n": [1, 1], "must": [1, 1]})
-        with pytest.raises(Invalid, match="'k' is null in row 0"):
+        with raises(Invalid):
             called.put(nulls, missing="null")
 
 
@@ -395,7 +387,7 @@ def test_a_region_stream_is_one_put(tmp_path: Path) -> None:
             all_rows = pa.Table.from_pylist([*rows(range(9)), *rows(range(9), 1)], schema=SCHEMA)
             mine = all_rows.filter(pa.array(table.base.route(all_rows) == 0))
             if versions is None:
-                with pytest.raises(Invalid, match='on_duplicate = "fail"'):
+                with raises(Invalid):
                     table.put_region(region, mine, None)
                 assert table.count() == 0
             else:
@@ -408,10 +400,9 @@ def test_a_region_stream_is_one_put(tmp_path: Path) -> None:
 
 def test_a_rule_that_contradicts_the_table_is_refused(tmp_path: Path) -> None:
     opened(tmp_path, "insert", "fail").close()
-    for name, wrong, there in (("upsert", "merge", "insert"), ("on_duplicate", "last", "fail")):
-        with pytest.raises(Invalid, match=rf'\[table\] {name} = "{wrong}" but .* has "{there}"') as refused:
+    for name, wrong in (("upsert", "merge"), ("on_duplicate", "last")):
+        with raises(Invalid):
             memwal.open(tmp_path / "t.lance", settings={"table": {name: wrong}})
-        assert len(str(refused.value).splitlines()) == 1
     with memwal.open(tmp_path / "t.lance") as table:  # the defaults are for new tables
         table.put(rows([1]))
         assert table.put(rows([1], 1)).skipped == 1
@@ -455,7 +446,7 @@ def test_a_daemon_merges_what_its_clients_give(
         assert table.upsert == "merge"
         table.put(made.table(range(30)))
         table.put(pa.table({"id": range(10, 40), "price": range(30)}), token="prices:1")
-        with pytest.raises(Invalid, match=r"the key id = 1 is in row 0 and in row 1 of one put"):
+        with raises(Invalid):
             table.put([{"id": 1}, {"id": 1}])
         expected = {id: made.row(id) for id in range(30)}
         for id in range(10, 40):

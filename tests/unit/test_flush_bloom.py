@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 
 from memwal.flush.sst.bloom import UPSTREAM_BLOCKS, bloom_bytes, contains
+from tests.messages import raises
 
 
 def keys(first: int, count: int) -> pa.Table:
@@ -40,7 +41,7 @@ def test_an_empty_filter_holds_nothing() -> None:
 
 
 def test_refuses_bytes_that_are_no_filter() -> None:
-    with pytest.raises(ValueError, match="33 bytes"):
+    with raises(ValueError):
         contains(bytes(33), keys(0, 1))
 
 

@@ -18,6 +18,7 @@ from memwal.flush.commits import rounds
 from memwal.flush.commits.foreign_writes import ForeignWrites, look_back
 from memwal.memtable import IndexSpec, with_tombstone
 from tests.commit_world import WIDTH, World, before_writing
+from tests.messages import raises
 
 
 def zero_vectors(world: World, ids: range) -> None:
@@ -89,7 +90,7 @@ def test_an_error_that_is_no_conflict_is_told(tmp_path: Path, monkeypatch: pytes
         raise ValueError("no conflict")
 
     before_writing(monkeypatch, broken)
-    with pytest.raises(ValueError, match="no conflict"):
+    with raises(ValueError):
         world.commit()
 
 

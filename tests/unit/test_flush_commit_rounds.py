@@ -16,6 +16,7 @@ from memwal.flush import CommitReport, CountMismatch
 from memwal.flush.commits import changes, merge_passes, rounds
 from memwal.wal import SystemClock
 from tests.commit_world import World
+from tests.messages import raises
 from tests.support.clock import FakeClock
 
 
@@ -126,7 +127,7 @@ def test_rows_that_lance_did_not_add_are_reported(world: World, monkeypatch: pyt
     world.put(range(20), 1)
     written = merge_passes._written
     monkeypatch.setattr(merge_passes, "_written", lambda *args: written(*args)._replace(inserted=19, updated=1))
-    with pytest.raises(CountMismatch, match=r"holds 20 rows; 0 before, 19 inserted and 0 deleted"):
+    with raises(CountMismatch):
         world.commit()
 
 

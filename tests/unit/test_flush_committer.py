@@ -20,6 +20,7 @@ from memwal.flush.commits.plan import agree, uncommitted
 from memwal.memtable import IndexSpec
 from memwal.wal import Corrupt, bucket_region
 from tests.commit_world import World, before_writing, crash
+from tests.messages import raises
 from tests.support.clock import FakeClock
 
 
@@ -179,10 +180,10 @@ def test_a_committer_that_slept_through_a_newer_commit_changes_nothing(world: Wo
     world.put([3, 4], 5)
     world.delete([1, 30])
     world.commit()
-    with pytest.raises(OSError, match=r"\w"):
+    with raises(OSError):
         delete_pass(asleep.dataset, changes.deletes)
     awake = BaseTable.open(world.uri, version=asleep.version)
-    with pytest.raises(OSError, match=r"\w"):
+    with raises(OSError):
         upsert_pass(awake.dataset, changes.upserts, ["id"], {plan.region: plan.last for plan in plans})
     assert world.found() == world.oracle
 
@@ -229,7 +230,7 @@ def test_patience_ends_and_nothing_is_lost(world: World, monkeypatch: pytest.Mon
     with monkeypatch.context() as busy:
         ids = iter(range(1000, 2000))
         before_writing(busy, lambda: world.stranger_row(next(ids), 0), times=99)
-        with pytest.raises(CommitConflict, match=r"3 attempts in a row.*commit again"):
+        with raises(CommitConflict):
             world.commit(retries=2)
     lance.dataset(world.uri).delete("true")
     world.commit()
@@ -240,7 +241,7 @@ def test_a_gap_in_the_generations_is_corruption(world: World) -> None:
     world.put(range(20), 1)
     world.put(range(20), 2)
     flush.prune(world.store, bucket_region(0), 1)
-    with pytest.raises(Corrupt, match=r"generation 0 is committed.*generation 1 is missing"):
+    with raises(Corrupt):
         world.commit()
     assert world.listed() == [1, 0]
     assert set(world.found().values()) == {2}
@@ -250,7 +251,7 @@ def test_a_missing_sst_stops_the_commit_of_its_region_alone(world: World) -> Non
     world.put(range(20), 1)
     (directory, *_) = Path(world.uri).glob("_mem_wal/*/*_gen_1")
     shutil.rmtree(directory)
-    with pytest.raises(Corrupt, match=directory.name):
+    with raises(Corrupt):
         world.commit()
     assert sorted(world.listed()) == [0, 1]
     assert 0 < len(world.found()) < 20
@@ -260,7 +261,7 @@ def test_a_key_the_base_holds_twice_stops_the_commit_of_its_region_before_it_wri
     world.stranger_row(1, 0)
     world.stranger_row(1, 0)
     world.put(range(5), 1)
-    with pytest.raises(CountMismatch, match=r"holds 2 rows with id = 1.*no row was written"):
+    with raises(CountMismatch):
         world.commit()
     assert sorted(world.listed()) == [0, 1]
     assert lance.dataset(world.uri).count_rows("id = 1 AND n = 0") == 2
@@ -332,7 +333,7 @@ def test_one_range_is_accepted_once_whatever_the_key_type(tmp_path: Path, keys: 
     region = bucket_region(0)
     first, second = (BaseTable.open(uri).dataset for _ in range(2))
     assert upsert_pass(first, rows, ["k"], {region: 1}).inserted == len(keys)
-    with pytest.raises(OSError, match=r"\w"):
+    with raises(OSError):
         upsert_pass(second, rows, ["k"], {region: 1})
     assert delete_pass(BaseTable.open(uri).dataset, rows.select(["k"]).slice(1), {region: 2}).deleted == len(keys) - 1
     assert lance.dataset(uri).to_table().column("k").to_pylist() == [keys[0].as_py()]

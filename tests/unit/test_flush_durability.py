@@ -29,6 +29,7 @@ from memwal.wal import LocalStore, ManifestStore, regions
 from memwal.wal.layout import UNSYNCED_KEY
 from memwal.wal.store.local import TEMPORARY
 from tests.conftest import SCHEMA, Made
+from tests.messages import raises
 
 
 @pytest.fixture
@@ -127,14 +128,14 @@ def test_a_file_that_could_not_be_synced_is_never_relied_upon_again(
     note = Path(UNSYNCED_KEY).name
     with (
         disk_without(broken, *[] if noted else [f"{TEMPORARY}{note}"]),
-        pytest.raises(OSError, match=rf"{broken}: its sync to the disk failed: the disk is broken"),
+        raises(OSError),
     ):
         sync_table(dataset)
     assert (root / UNSYNCED_KEY).exists() == noted
     if noted:  # another process knows only the note on storage
         monkeypatch.setattr(fsync, "_LOST_HERE", {})
     for _ in range(2):
-        with pytest.raises(OSError, match=rf"{broken}: a sync of it to the disk failed before"):
+        with raises(OSError):
             sync_table(dataset)
     assert fsync.synced_version(root) == 0
     copied(root / "data" / broken)
@@ -145,12 +146,12 @@ def test_a_file_that_could_not_be_synced_is_never_relied_upon_again(
 def test_every_file_that_a_disk_did_not_take_is_remembered(uri: str) -> None:
     dataset = lance.write_dataset(pa.table({"id": range(64)}), uri, max_rows_per_file=1)
     names = [dataset.get_fragments()[at].metadata.files[0].path for at in (3, 21, 50)]
-    with disk_without(*names, "_versions"), pytest.raises(OSError, match="the disk is broken"):
+    with disk_without(*names, "_versions"), raises(OSError):
         sync_table(dataset)
     assert set(fsync._lost(Path(uri))) == {"_versions", *(f"data/{name}" for name in names)}
     for name in names:
         copied(Path(uri) / "data" / name)
-    with pytest.raises(OSError, match="_versions: a sync of it to the disk failed before"):
+    with raises(OSError):
         sync_table(dataset)
 
 
@@ -158,7 +159,7 @@ def test_a_file_that_cannot_be_opened_now_is_synced_later(uri: str, monkeypatch:
     dataset = lance.write_dataset(pa.table({"id": range(3)}), uri)
     with monkeypatch.context() as patched:
         patched.setattr(fsync.os, "open", Mock(side_effect=OSError(errno.EMFILE, "too many open files")))
-        with pytest.raises(OSError, match="too many open files"):
+        with raises(OSError):
             sync_table(dataset)
     sync_table(dataset)
     assert fsync.synced_version(Path(uri)) == dataset.version
@@ -171,10 +172,10 @@ def test_rows_of_a_commit_that_the_disk_did_not_take_stay_in_ssts_until_the_tabl
     with open_small(uri, regions=1) as table:
         table.put(made.rows(range(20)))
         table.flush()
-        with disk_without("data"), pytest.raises(memwal.Unavailable, match="data: its sync to the disk failed"):
+        with disk_without("data"), raises(memwal.Unavailable):
             table.commit()
         for _ in range(2):
-            with pytest.raises(memwal.Unavailable, match="data: a sync of it to the disk failed before"):
+            with raises(memwal.Unavailable):
                 table.commit()
         assert len(table) == 20
         store = LocalStore(Path(uri))

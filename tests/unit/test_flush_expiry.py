@@ -27,6 +27,7 @@ from memwal.ingest.settings.load import load
 from memwal.wal import LocalStore
 from tests.clean import assert_clean, assert_collected
 from tests.failure_matrix import Killed, killed
+from tests.messages import raises
 from tests.opened import open_table
 from tests.support.clock import FakeClock
 
@@ -204,7 +205,7 @@ def test_a_row_that_another_writer_changes_meanwhile_stays(aged: Aged) -> None:
         dataset.merge_insert("id").when_matched_update_all().use_index(False).execute(row)
         return real(*args, **options)
 
-    with mock.patch.object(lance.LanceDataset, "commit", overtaken), pytest.raises(OSError, match="conflict"):
+    with mock.patch.object(lance.LanceDataset, "commit", overtaken), raises(OSError):
         aged.collect()
     assert aged.ids() == [1, 2]
     assert aged.collect() == 0
@@ -216,7 +217,7 @@ def test_a_merge_that_was_planned_before_brings_no_row_back_or_fails(aged: Aged,
     merge = merged_by_another(aged, id)
     assert aged.collect() == 1
     if id == 1:
-        with pytest.raises(OSError, match=r"concurrent|conflict"):
+        with raises(OSError):
             merge()
     else:
         merge()
@@ -342,7 +343,7 @@ def test_nothing_is_deleted_by_a_ttl_that_changes_just_before_the_deletion(
             return commit(*given, **more)
 
         committing.side_effect = changed_before
-        with pytest.raises(OSError, match=r"(?i)conflict"):
+        with raises(OSError):
             aged.expired.collect(lance.dataset(aged.uri), expiry, {})
     assert aged.ids() == [1, 2]
     assert [each.name for each in lance.dataset(aged.uri).describe_indices()] == [

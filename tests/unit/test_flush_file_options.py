@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from memwal.ingest.errors import Invalid
 from memwal.ingest.settings.load import load
 from memwal.memtable import MemTable, row_schema, with_tombstone
 from memwal.wal import LocalStore, SsTable, bucket_region
+from tests.messages import raises
 from tests.support.clock import SeededIds
 
 REGION, COUNT = bucket_region(0), 6_000
@@ -89,26 +89,23 @@ def test_schema_metadata_is_in_the_dataset_and_not_in_what_is_read(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    "given",
     [
-        ({"compression": {"body": "brotli"}}, "'body' = 'brotli': use one of zstd, lz4, fsst, none"),
-        ({"compression": {"*": "zstd:23"}}, "only zstd has levels, 1 to 22"),
-        ({"compression": {"*": "lz4:3"}}, "only zstd has levels"),
-        ({"compression": {"*": "zstd:"}}, "only zstd has levels"),
-        ({"metadata": {"lance:field_id": "3"}}, "'lance:field_id'"),
-        ({"storage_version": "2.3"}, "2.3"),
-        ({"page_size": 4095}, "page_size"),
-        ({"page_size": (1 << 30) + 1}, "page_size"),
+        {"compression": {"body": "brotli"}},
+        {"compression": {"*": "zstd:23"}},
+        {"compression": {"*": "lz4:3"}},
+        {"compression": {"*": "zstd:"}},
+        {"metadata": {"lance:field_id": "3"}},
+        {"storage_version": "2.3"},
+        {"page_size": 4095},
+        {"page_size": (1 << 30) + 1},
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(given: Mapping[str, Any], said: str) -> None:
-    with pytest.raises(InvalidFileOptions) as refused:
+def test_what_is_wrong_is_said_in_one_line(given: Mapping[str, Any]) -> None:
+    with raises(InvalidFileOptions):
         FileOptions(**given)
-    with pytest.raises(Invalid) as at_the_edge:
+    with raises(Invalid):
         load({"table": {"uri": "t"}, "flush": given}, {})
-    assert said in str(refused.value)
-    assert said in str(at_the_edge.value)
-    assert "\n" not in str(refused.value) + str(at_the_edge.value)
 
 
 def test_settings_become_options() -> None:
@@ -122,21 +119,18 @@ STRUCT = pa.struct([("x", pa.int64())])
 
 
 @pytest.mark.parametrize(
-    ("given", "kind", "said"),
+    ("given", "kind"),
     [
-        ({"storage_version": "2.0"}, STRUCT, "column 'c' has the type struct<x: int64>"),
-        ({"storage_version": "2.0"}, pa.list_(STRUCT), "files of the format 2.0 hold no null structs"),
-        ({"storage_version": "2.0", "compression": {"*": "fsst"}}, pa.string(), "column 'c'"),
-        ({"storage_version": "2.0", "compression": {"c": "fsst"}}, pa.large_string(), "compression 'fsst'"),
+        ({"storage_version": "2.0"}, STRUCT),
+        ({"storage_version": "2.0"}, pa.list_(STRUCT)),
+        ({"storage_version": "2.0", "compression": {"*": "fsst"}}, pa.string()),
+        ({"storage_version": "2.0", "compression": {"c": "fsst"}}, pa.large_string()),
     ],
 )
-def test_options_that_no_sst_of_the_columns_could_be_written_with(
-    given: Mapping[str, Any], kind: pa.DataType, said: str
-) -> None:
+def test_options_that_no_sst_of_the_columns_could_be_written_with(given: Mapping[str, Any], kind: pa.DataType) -> None:
     columns = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("c", kind)])
-    with pytest.raises(InvalidFileOptions, match=re.escape(said)) as refused:
+    with raises(InvalidFileOptions):
         FileOptions(**given).expect_fit(columns, "2.2")
-    assert "\n" not in str(refused.value)
     FileOptions(**given).expect_fit(columns.remove(1), "2.2")
 
 
@@ -151,15 +145,15 @@ def test_options_that_fit_write_every_sst(tmp_path: Path, scheme: str, page_size
 def test_settings_that_stop_every_flush_are_found_before_a_row_is_put(tmp_path: Path) -> None:
     uri, columns = str(tmp_path / "t.lance"), {"id": "int64", "doc": "string"}
     fsst = {"storage_version": "2.0", "compression": {"doc": "fsst"}}
-    with pytest.raises(Invalid, match=r"\[flush\] .*'doc'"):
+    with raises(Invalid):
         memwal.open(uri, settings={"table": {"key": ["id"], "columns": columns}, "flush": fsst})
     assert not (tmp_path / "t.lance").exists()
     with memwal.open(uri, settings={"table": {"key": ["id"], "columns": columns}}) as table:
         table.put([{"id": 1, "doc": "a"}])
-    with pytest.raises(Invalid, match=r"\[flush\] .*'doc'"):
+    with raises(Invalid):
         memwal.open(uri, settings={"flush": fsst})
     for section, name in (("flush", "page_size"), ("memtable", "size_max")):
-        with pytest.raises(Invalid, match="too large"):
+        with raises(Invalid):
             memwal.open(uri, settings={section: {name: "9000000TiB"}})
 
 

@@ -34,6 +34,7 @@ from memwal.wal import (
     claim,
 )
 from memwal.wal.layout import sst_key
+from tests.messages import raises
 from tests.support.clock import FakeClock, SeededIds
 
 REGION = bucket_region(0)
@@ -116,7 +117,7 @@ def test_an_empty_memtable_publishes_nothing(region: Region) -> None:
 
 
 def test_a_generation_is_never_skipped(region: Region) -> None:
-    with pytest.raises(FlushOutOfOrder, match="generation 2 cannot be flushed, the next one is 1"):
+    with raises(FlushOutOfOrder):
         region.flush(2, 9, [1])
     assert region.directories() == 0
 
@@ -135,7 +136,7 @@ def test_another_flush_of_a_published_generation_is_refused(region: Region) -> N
 
 def test_a_fenced_writer_publishes_nothing(region: Region) -> None:
     region.claim_again()
-    with pytest.raises(Fenced, match="writer epoch 1 was fenced by epoch 2"):
+    with raises(Fenced):
         region.flush(1, 7, [1])
     latest = region.manifests.latest()
     assert latest is not None
@@ -145,7 +146,7 @@ def test_a_fenced_writer_publishes_nothing(region: Region) -> None:
 @pytest.mark.parametrize("outcome", [PutOutcome.UNAVAILABLE, PutOutcome.OUTCOME_UNKNOWN])
 def test_a_failed_sst_is_not_published_and_the_next_try_is(tmp_path: Path, outcome: PutOutcome) -> None:
     region = Region(FailingStore(str(tmp_path / "table"), "bloom_filter", outcome, lands=False))
-    with pytest.raises(StoreUnavailable, match="bloom_filter"):
+    with raises(StoreUnavailable):
         region.flush(1, 7, [1])
     assert region.manifests.latest() == region.claim.manifest
     assert region.flush(1, 7, [1]).current_generation == 2
@@ -304,11 +305,11 @@ def test_what_a_failed_attempt_could_not_remove_the_next_one_does(answered: Regi
     store, attempts = faults(answered), FlushAttempts()
     store.at, store.deletes = "bloom_filter", False
     for _ in range(3):
-        with pytest.raises(StoreUnavailable, match="bloom_filter"):
+        with raises(StoreUnavailable):
             answered.flush(1, 7, [1, 2], attempts)
     assert answered.directories() == 3
     store.deletes = True
-    with pytest.raises(StoreUnavailable, match="bloom_filter"):
+    with raises(StoreUnavailable):
         answered.flush(1, 7, [1, 2], attempts)
     assert answered.directories() == 0
     store.at = ""

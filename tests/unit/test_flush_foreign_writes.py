@@ -19,6 +19,7 @@ from memwal.flush.commits.merge_passes import upsert_pass
 from memwal.flush.commits.report import CommitTotals
 from memwal.wal import bucket_region
 from tests.commit_world import World, crash
+from tests.messages import raises
 
 BLIND = [pa.int8(), pa.uint16()]
 """Key types whose concurrent inserts of one key Lance accepts without a conflict, as it does for bool and for all other
@@ -118,7 +119,7 @@ def test_the_types_that_lance_tells_apart(tmp_path: Path, keys: pa.Array) -> Non
         other = lance.dataset(uri).merge_insert(names).when_matched_update_all().when_not_matched_insert_all()
         other.use_index(False).execute(rows)
         if lance_detects_duplicates(base.schema, names):
-            with pytest.raises(OSError, match=r"\w"):
+            with raises(OSError):
                 upsert_pass(base.dataset, rows, names, {bucket_region(0): 1})
         else:
             upsert_pass(base.dataset, rows, names, {bucket_region(0): 1})
@@ -175,7 +176,7 @@ def test_a_strangers_merge_that_saw_nothing_of_our_commit_stands(blind: World) -
 def test_a_doubled_key_that_is_nobodys_race_is_not_repaired(blind: World) -> None:
     blind.stranger_row(7, 70)
     blind.put([1], 3)
-    with pytest.raises(CountMismatch, match=r"2 rows with id = 7.*delete all but one"):
+    with raises(CountMismatch):
         blind.commit()
     assert lance.dataset(blind.uri).count_rows("id = 7") == 2
     lance.dataset(blind.uri).delete("n = 70")
@@ -186,7 +187,7 @@ def test_a_doubled_key_that_is_nobodys_race_is_not_repaired(blind: World) -> Non
 def test_a_strangers_doubled_key_is_found_though_the_commit_does_not_touch_it(world: World) -> None:
     world.stranger_row(7, 70)
     world.put([1], 3)
-    with pytest.raises(CountMismatch, match="id = 7"):
+    with raises(CountMismatch):
         world.commit()
 
 
@@ -210,7 +211,7 @@ def test_a_history_that_was_cleaned_up_counts_as_somebody(world: World) -> None:
     lance.dataset(world.uri).cleanup_old_versions(timedelta(0))
     assert not look_back(world.store, BaseTable.open(world.uri)).complete
     world.put(range(5, 9), 3)
-    with pytest.raises(CountMismatch, match="2 rows with id = 7"):
+    with raises(CountMismatch):
         world.commit()
     lance.dataset(world.uri).delete("n = 70")
     world.commit()
@@ -248,7 +249,7 @@ def test_a_commit_that_does_not_meet_the_rows_it_read_is_reported(
     found = foreign_writes.rows_with_keys
     monkeypatch.setattr(rounds, "rows_with_keys", lambda *args: found(*args).filter(pc.field("id") != 5))
     world.put(range(5, 9), 2)
-    with pytest.raises(CountMismatch, match=r"replaced or deleted 4 rows, version \d+ held 3"):
+    with raises(CountMismatch):
         world.commit()
 
 

@@ -18,6 +18,7 @@ from memwal.flush.base.state import Fragment, TableState, Transaction, read_stat
 from memwal.flush.history.actions import Change, History, change, read_history
 from memwal.flush.history.diff import diff_versions
 from memwal.wal import Corrupt, bucket_region, open_store
+from tests.messages import raises
 
 ONE, TWO = str(bucket_region(0)), str(bucket_region(1))
 ROWS = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("n", pa.int64())])
@@ -202,7 +203,7 @@ def test_a_version_that_is_cleaned_up_while_it_is_read_is_named(uri: str, monkey
 def test_a_damaged_version_is_no_clean_up(uri: str) -> None:
     plain(uri)
     next(Path(uri).glob("_versions/*.manifest")).write_bytes(b"LANC")
-    with pytest.raises(Corrupt, match="cannot be parsed"):
+    with raises(Corrupt):
         read_history(open_store(uri))
 
 
@@ -306,5 +307,5 @@ def test_columns_that_one_version_alone_has_are_named(uri: str) -> None:
 
 def test_a_key_twice_is_no_key(uri: str) -> None:
     plain(uri).insert(pa.table({"id": [1, 1], "n": [1, 2]}, schema=ROWS))
-    with pytest.raises(Corrupt, match="version 2 holds a key twice"):
+    with raises(Corrupt):
         diff_versions(open_store(uri), 1, 2, ["id"])

@@ -11,6 +11,7 @@ import pytest
 from memwal.flush import BaseTable
 from memwal.flush.base.open import open_dataset, read_again
 from memwal.wal import Corrupt, LocalStore, StoreUnavailable
+from tests.messages import raises
 from tests.support.memory_store import MemoryStore
 
 ROWS = pa.table({"id": [1, 2, 3]})
@@ -41,20 +42,19 @@ def test_a_damaged_table_is_never_taken_for_none(tmp_path: Path, left: bytes) ->
     lance.write_dataset(ROWS, tmp_path)
     (manifest,) = (tmp_path / "_versions").glob("*.manifest")
     manifest.write_bytes(left)
-    with pytest.raises(Corrupt, match=f"{tmp_path}: Lance cannot read the newest of 1 versions") as refused:
+    with raises(Corrupt):
         BaseTable.find(str(tmp_path))
-    assert len(str(refused.value).splitlines()) == 1
 
 
 def test_storage_that_fails_says_so_itself(tmp_path: Path) -> None:
     def read() -> None:
         raise ValueError("Lance calls it invalid")
 
-    with pytest.raises(StoreUnavailable, match="no connection"):
+    with raises(StoreUnavailable):
         read_again(Down(), "x/", read)
-    with pytest.raises(StoreUnavailable, match="no connection"):
+    with raises(StoreUnavailable):
         open_dataset(Down(), str(tmp_path))
-    with pytest.raises(ValueError, match="Lance calls it invalid"):
+    with raises(ValueError):
         read_again(MemoryStore(), "x/", read)
 
 

@@ -16,6 +16,7 @@ import memwal
 from memwal.flush import BaseTable, OrphanGarbage, base_needs, collect_orphans
 from memwal.wal import LocalStore
 from memwal.wal.layout import PROBE_PREFIX, bucket_region, staged_key
+from tests.messages import raises
 from tests.support.clock import FakeClock
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("price", pa.int64())])
@@ -178,7 +179,7 @@ def test_a_crash_in_the_middle_and_a_second_collector_do_no_harm(case: Case) -> 
             case.collect(dry_run=True)
             super().delete(key)
 
-    with pytest.raises(RuntimeError, match="killed"):
+    with raises(RuntimeError):
         collect_orphans(Failing(case.uri), case.dataset, case.clock, WEEK)
     case.collect()
     assert case.files().keys() == before

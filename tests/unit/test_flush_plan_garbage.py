@@ -15,6 +15,7 @@ from memwal.flush.commits import plan as commit_plan
 from memwal.flush.commits.plan import parse_plan_key, plan_key, plan_prefix
 from memwal.wal import Corrupt, LocalStore, StoreUnavailable, bucket_region
 from tests.commit_world import World
+from tests.messages import raises
 from tests.support.clock import FakeClock
 
 REGION = bucket_region(0)
@@ -134,7 +135,7 @@ def test_a_version_that_cannot_be_read_deletes_nothing(world: World) -> None:
     clean_up(world)
     (newest,) = [key for key in world.store.list("_versions/") if str(2**64 - 1 - world.version()) in key]
     world.store.put(newest, b"nonsense")
-    with pytest.raises(Corrupt, match="_versions/"):
+    with raises(Corrupt):
         collect(world)
     assert starts(world) == [1, 2, 3, 4]
 

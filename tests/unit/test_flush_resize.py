@@ -31,6 +31,7 @@ from memwal.wal import LocalStore, ManifestStore, RegionStatus, SystemIds
 from tests.clean import assert_clean, assert_collected
 from tests.conftest import wait_until
 from tests.failure_matrix import FAULTS, WRITES, Call, FaultyStore, Killed, killed
+from tests.messages import raises
 from tests.support.clock import FakeClock
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("n", pa.int64())])
@@ -127,13 +128,13 @@ def test_a_long_map_is_in_snapshots_over_a_resize_and_what_was_retired_stays_so(
         world.expect()
         with world.open() as table:
             assert not world.put(table, range(8900, 8906), 89, "file 089:1")  # each row was applied
-            with pytest.raises(memwal.Invalid, match="retired 'file 000'"):
+            with raises(memwal.Invalid):
                 table.put([{"id": id, "n": 0} for id in range(6)], token="file 000:1")
             world.put(table, range(20_000, 20_040), 7, "file 090:1")
             world.expect(table)
         world.resize(2)
         world.expect()
-        with world.open() as table, pytest.raises(memwal.Invalid, match="retired 'file 000'"):
+        with world.open() as table, raises(memwal.Invalid):
             table.put([{"id": id, "n": 0} for id in range(6)], token="file 000:1")
         assert_clean(world.store, world.uri)
 
@@ -185,7 +186,7 @@ def test_the_sharding_spec_that_lance_reads_is_the_new_one(tmp_path: Path) -> No
     with world.open() as table:
         world.expect(table)
     world.resize(2)
-    with pytest.raises(OSError, match=r"(?i)sealed"):
+    with raises(OSError):
         lance.dataset(world.uri).mem_wal_writer(str(region))
     world.expect()
 
@@ -401,13 +402,11 @@ def test_a_table_read_before_the_resize_and_claimed_after_it(tmp_path: Path, mon
     assert_clean(world.store, world.uri)
 
 
-@pytest.mark.parametrize(
-    ("buckets", "said"), [(2, "has 2 regions already"), (0, "from 1 to 4096"), (4097, "from 1 to 4096")]
-)
-def test_a_number_that_cannot_be_had_fences_nobody(tmp_path: Path, buckets: int, said: str) -> None:
+@pytest.mark.parametrize("buckets", [2, 0, 4097])
+def test_a_number_that_cannot_be_had_fences_nobody(tmp_path: Path, buckets: int) -> None:
     world = Resized(str(tmp_path / "table"))
     with world.open(2) as table:
-        with pytest.raises(flush.InvalidResize, match=said):
+        with raises(flush.InvalidResize):
             world.resize(buckets)
         world.put(table, range(10), 1)
         world.expect(table)
@@ -443,7 +442,7 @@ def test_a_resize_that_broke_off_before_its_decision_is_waited_for_and_taken_bac
     break_off(world)
     assert_clean(world.store, world.uri)
     assert "sealed" in json.dumps(status_from_storage(world.base, world.store))
-    with pytest.raises(memwal.Unavailable, match="run `memwal regions resize`") as refused:
+    with raises(memwal.Unavailable) as refused:
         memwal.open(world.uri, settings=QUIET | {"wal": {"retry_budget": "100ms", "put_timeout": "100ms"}})
     assert refused.value.details["reason"] == "resized"
     assert world.resize(2).regions == 2
@@ -457,13 +456,13 @@ def test_a_resize_that_broke_off_is_taken_back_though_a_column_was_dropped_since
     world = Resized(str(tmp_path / "table"), append=True)
     break_off(world)
     lance.dataset(world.uri).drop_columns(["n"])
-    with pytest.raises(flush.InvalidResize, match=r"was dropped.*; go back to 2 regions, or copy"):
+    with raises(flush.InvalidResize):
         world.resize(3)
     assert world.resize(2).regions == 2
     with world.open() as table:
         table.put([{"id": 10}])
         assert sorted(table.scan().read_all()["id"].to_pylist()) == list(range(11))
-    with pytest.raises(flush.InvalidResize, match="is unknown; copy the rows"):
+    with raises(flush.InvalidResize):
         world.resize(3)
 
 

@@ -25,6 +25,7 @@ from memwal.wal import (
     WalError,
     bucket_region,
 )
+from tests.messages import raises
 from tests.support.clock import SeededIds
 
 REGION = bucket_region(0)
@@ -97,19 +98,19 @@ def test_verify_notices_a_missing_part(store: LocalStore, sst: SsTable, part: st
     verify(store, REGION, sst)
     at = directory(store, sst) / part
     shutil.rmtree(at) if at.is_dir() else at.unlink()
-    with pytest.raises(SstInvalid, match="flush again"):
+    with raises(SstInvalid):
         verify(store, REGION, sst)
 
 
 def test_verify_notices_a_wrong_count(store: LocalStore, sst: SsTable) -> None:
-    with pytest.raises(SstInvalid, match=r"11 rows.*expected 1 fragment and 10 rows"):
+    with raises(SstInvalid):
         verify(store, REGION, replace(sst, physical_rows=10))
 
 
 @pytest.mark.parametrize("part", [".", "data"])
 def test_a_missing_sst_is_corruption(store: LocalStore, sst: SsTable, part: str) -> None:
     shutil.rmtree(directory(store, sst) / part)
-    with pytest.raises(Corrupt, match=f"{sst.path}: published as generation 4"):
+    with raises(Corrupt):
         read_sst(store, REGION, sst)
 
 
@@ -185,7 +186,7 @@ def test_what_our_own_client_cannot_read_is_no_corruption(
 
 
 def test_an_sst_short_of_rows_is_corruption(store: LocalStore, sst: SsTable) -> None:
-    with pytest.raises(Corrupt, match="holds 11 rows, the manifest says 12"):
+    with raises(Corrupt):
         read_sst(store, REGION, replace(sst, physical_rows=12))
 
 

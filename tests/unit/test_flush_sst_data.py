@@ -21,6 +21,7 @@ from memwal.flush.commits.index_catchup import catch_up
 from memwal.ingest.engine.table.embedded import Table
 from memwal.memtable import IndexSpec, MemTable, row_schema, tombstones, with_tombstone
 from memwal.wal import LocalStore, SsTable, bucket_region
+from tests.messages import raises
 from tests.support.clock import SeededIds
 
 REGION, WIDTH = bucket_region(0), 64
@@ -108,7 +109,7 @@ def test_a_sync_that_fails_fails_the_flush(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("memwal.flush.sst.data.sync_files", failing)
     table = MemTable(ROWS, ["id"], [], 1)
     table.apply(rows(list(range(5_000))))
-    with pytest.raises(OSError, match="Input/output error"):
+    with raises(OSError):
         written(tmp_path, table)
     assert not list(tmp_path.rglob("*.lance"))
 

@@ -20,6 +20,7 @@ from memwal.flush.commits import committer
 from memwal.wal import Corrupt, open_store
 from tests.clean import assert_clean
 from tests.conftest import SCHEMA, Made
+from tests.messages import raises
 from tests.power_cuts.workloads import collect
 
 Open = Callable[..., Any]
@@ -176,7 +177,7 @@ def test_a_version_whose_ssts_were_pruned_is_damaged_and_stays(open_small: Open,
         if read_state(open_store(uri), manifest_version(f"_versions/{path.name}") or 0).committed:
             emptied(path)
     before = sorted(Path(uri, "_versions").iterdir())
-    with pytest.raises(memwal.MemWalError, match="cannot read the newest"):
+    with raises(memwal.MemWalError):
         open_small()
     assert sorted(Path(uri, "_versions").iterdir()) == before
 
@@ -192,7 +193,7 @@ def test_a_creation_that_was_cut_off_begins_again(tmp_path: Path, cut: str) -> N
 
 def test_a_reader_is_told_who_goes_back(unsynced: Path, uri: str) -> None:
     emptied(manifest(unsynced))
-    with pytest.raises(memwal.MemWalError, match="after a power cut open it with `memwal serve`"):
+    with raises(memwal.MemWalError):
         memwal.open(uri, read_only=True)
 
 
@@ -211,7 +212,7 @@ def test_a_table_that_memwal_has_not_set_up_stays_as_it_is(tmp_path: Path, made:
     for path in Path(root, "_versions").glob("*.manifest") if damage == "all versions" else [manifest(root)]:
         emptied(path)
     before = sorted(Path(root, "_versions").iterdir())
-    with pytest.raises(memwal.MemWalError, match="cannot read the newest"):
+    with raises(memwal.MemWalError):
         memwal.open(str(root), schema=SCHEMA, key="id")
     assert sorted(Path(root, "_versions").iterdir()) == before
 
@@ -249,7 +250,7 @@ def test_a_torn_tag_is_set_aside_and_others_stay(unsynced: Path, open_small: Ope
         dataset.tags.create(name, 2)
     emptied(unsynced / "_refs/tags/torn.json")
     shortened(unsynced / "_refs/tags/torn-2.json")
-    with pytest.raises(RuntimeError, match="EOF while parsing"):
+    with raises(RuntimeError):
         dataset.tags.list()
     open_small().close()
     assert set(lance.dataset(uri).tags.list()) == {"whole"}

@@ -11,6 +11,7 @@ import pytest
 from memwal.flush import BaseTable, CommitConflict, Ttl, set_ttl
 from memwal.flush.base.ttl import MAX_SECONDS, Expiry, check_ttl
 from memwal.memtable import TOMBSTONE, InvalidRows
+from tests.messages import raises
 from tests.support.clock import FakeClock
 
 SCHEMA = pa.schema(
@@ -96,21 +97,21 @@ def test_an_expired_row_is_as_if_deleted_by_its_key() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ttl", "says"),
+    "ttl",
     [
-        (Ttl("tt", 60.0), "ttl_column 'tt' is not in the table; did you mean 't'"),
-        (Ttl("x", 60.0), r"ttl_column 'x' has the type .*: name a column of timestamps or dates; columns that fit: t"),
-        (Ttl("t", 0.5), "ttl is 0.5 s: give at least 1 s"),
-        (Ttl("t", 1e12), "at most 36500 d"),
+        Ttl("tt", 60.0),
+        Ttl("x", 60.0),
+        Ttl("t", 0.5),
+        Ttl("t", 1e12),
     ],
 )
-def test_what_cannot_be_a_ttl_is_said_with_what_can(ttl: Ttl, says: str, tmp_path: Path) -> None:
-    with pytest.raises(InvalidRows, match=says):
+def test_what_cannot_be_a_ttl_is_said_with_what_can(ttl: Ttl, tmp_path: Path) -> None:
+    with raises(InvalidRows):
         check_ttl(SCHEMA, ttl)
-    with pytest.raises(InvalidRows, match=says):
+    with raises(InvalidRows):
         BaseTable.create(str(tmp_path / "t"), SCHEMA, ["id"], 1, (), ttl=ttl)
     base = BaseTable.create(str(tmp_path / "t"), SCHEMA, ["id"], 1, ())
-    with pytest.raises(InvalidRows, match=says):
+    with raises(InvalidRows):
         set_ttl(base, ttl, FakeClock())
 
 

@@ -31,6 +31,7 @@ from memwal.wal.layout import (
     sst_key,
 )
 from tests.damaged_table import SCHEMA, SETTINGS, Damaged, cut, flip, found_in, grow, opened, rows, verify
+from tests.messages import raises
 from tests.support.clock import FakeClock, SeededIds
 
 # ---- clean ---------------------------------------------------------------------------------------------------------
@@ -393,7 +394,7 @@ def test_a_decision_without_seals_is_not_carried_out_and_can_be_deleted(damaged:
     assert "routing version 2 is decided, but 2 regions take writes by an older one" in str(finding)
     assert str(finding).endswith("; delete this object")
     resized = partial(resize, damaged.uri, {}, damaged.store, 3, clock=SystemClock(), ids=SeededIds())
-    with pytest.raises(Corrupt, match="made beside a resize; delete this object"):
+    with raises(Corrupt):
         resized()
     assert BaseTable.open(damaged.uri).routing_version == 1
     damaged.file(finding.where).unlink()

@@ -20,6 +20,7 @@ from memwal.flush.commits.maintenance import clean_up
 from memwal.flush.commits.thinning import VersionRules
 from memwal.flush.verification.runner import verify_table
 from memwal.wal import LocalStore
+from tests.messages import raises
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.int64())])
 
@@ -168,7 +169,7 @@ def test_a_run_that_is_killed_before_it_deletes_leaves_one_more_version(
 ) -> None:
     with monkeypatch.context() as killed:
         killed.setattr(lance.LanceDataset, "cleanup_old_versions", Mock(side_effect=OSError("no answer")))
-        with pytest.raises(OSError, match="no answer"):
+        with raises(OSError):
             scene.thin_out()
     assert scene.findings(deep=True) == []
     assert scene.thin_out() > 0

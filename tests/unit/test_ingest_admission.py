@@ -15,6 +15,7 @@ from memwal.ingest.engine.region.admission import Admission
 from memwal.ingest.engine.region.write_queue import Write
 from memwal.ingest.errors import Invalid
 from memwal.memtable import InvalidRows, row_schema, tombstones
+from tests.messages import raises
 from tests.region_contexts import region_context
 from tests.support.memory_store import MemoryStore
 
@@ -80,23 +81,23 @@ def test_a_column_that_must_have_a_value_may_be_null_in_a_delete() -> None:
     delete = Write(tombstones(pa.table({"id": [2]}), columns).drop_columns("_tombstone"), deletes=True)
     assert admits.gather([put, delete]).rows["_tombstone"].to_pylist() == [False, True]
     missing = Write(admits.conform(pa.table({"id": [3, 4], "v": [1, None]})))
-    with pytest.raises(InvalidRows, match="'v' is null"):
+    with raises(InvalidRows):
         admits.gather([put, delete, missing])
     admits.check(delete.rows, deletes=True)
-    with pytest.raises(InvalidRows, match="'v' is null in row 1"):
+    with raises(InvalidRows):
         admits.check(missing.rows, deletes=False)
 
 
 @pytest.mark.parametrize(
-    ("rows", "message"),
+    "rows",
     [
-        ({"id": [1], "w": [1]}, "column 'w' is not in the table"),
-        ({"v": [1]}, "key column 'id' is missing"),
-        ({"id": ["x"], "v": [1]}, "column 'id' has the type string"),
+        {"id": [1], "w": [1]},
+        {"v": [1]},
+        {"id": ["x"], "v": [1]},
     ],
 )
-def test_columns_that_do_not_fit_are_refused_by_the_callers_thread(rows: dict[str, Any], message: str) -> None:
-    with pytest.raises((InvalidRows, Invalid), match=message):
+def test_columns_that_do_not_fit_are_refused_by_the_callers_thread(rows: dict[str, Any]) -> None:
+    with raises((InvalidRows, Invalid)):
         admission(pa.field("v", pa.int64())).conform(pa.table(rows))
 
 
@@ -107,7 +108,7 @@ def test_offsets_that_lie_outside_of_their_buffer_are_refused_before_they_are_fo
     rows = pa.table({"id": [1, 2], "s": wild})
     with pytest.raises(pa.ArrowInvalid):
         admits.gather([Write(admits.conform(rows))])
-    with pytest.raises(Invalid, match="column 's'"):
+    with raises(Invalid):
         admits.check(admits.conform(rows), deletes=False)
-    with pytest.raises(Invalid, match="column 's'"):
+    with raises(Invalid):
         admits.conform(rows.cast(pa.schema([("id", pa.int32()), ("s", pa.string())])))

@@ -6,6 +6,7 @@ import pytest
 
 from memwal.ingest.errors import Corrupted, FencedError, Internal, Invalid, MemWalError, Unavailable, UnknownOutcome
 from memwal.ingest.service.client.retry import FIRST_PATIENCE, LONGEST_PAUSE, Attempts, verdict
+from tests.messages import raises
 from tests.support.clock import FakeClock, SeededIds
 
 
@@ -110,7 +111,7 @@ def test_a_daemon_with_too_many_calls_says_how_long_to_wait() -> None:
     before = clock.monotonic()
     assert not attempts.after(Unavailable("full", {"reason": "busy", "retry_after": 3.0}), alone=True)
     assert clock.monotonic() - before == 3.0
-    with pytest.raises(Unavailable, match="full"):
+    with raises(Unavailable):
         attempts.after(Unavailable("full", {"reason": "busy", "retry_after": 8.0}), alone=True)
 
 

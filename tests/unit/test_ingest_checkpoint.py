@@ -22,6 +22,7 @@ from memwal.ingest.spark.pipeline.checkpoint import (
     refuse_old_checkpoint,
     refuse_set_back,
 )
+from tests.messages import raises
 
 
 @dataclass
@@ -35,7 +36,7 @@ def test_a_second_run_is_refused_until_the_first_has_ended(tmp_path: Path) -> No
     one, other = str(tmp_path / "one"), f"file://{tmp_path}/other"
     with locked([one, "s3a://bucket/checkpoint"]):
         for again in (one, f"file://{one}"):
-            with pytest.raises(Invalid, match=r"sink\.checkpoint: another run uses .*/one; stop it"):
+            with raises(Invalid):
                 locked([other, again]).__enter__()
         with locked([other, "s3a://bucket/checkpoint"]):
             pass
@@ -53,7 +54,7 @@ def test_a_run_that_was_killed_holds_nothing(tmp_path: Path) -> None:
     with run:
         assert run.stdout is not None
         run.stdout.readline()
-        with pytest.raises(Invalid, match="another run uses"):
+        with raises(Invalid):
             locked([str(tmp_path)]).__enter__()
         run.kill()
     with locked([str(tmp_path)]):
@@ -110,13 +111,13 @@ def test_a_checkpoint_without_the_offsets_of_what_regions_have_is_refused(
     for number in offsets:
         (tmp_path / "c" / "offsets" / str(number)).touch()
     if offsets:
-        with pytest.raises(Invalid, match="has offsets, but no file metadata"):
+        with raises(Invalid):
             refuse_set_back(settings, lambda _: None)
     (tmp_path / "c" / "metadata").write_text('{"id":"q"}')
     if refused is None:
         refuse_set_back(settings, {"q": newest}.get)
     else:
-        with pytest.raises(Invalid, match=rf"regions have micro-batches up to {newest} .* micro-batch {refused} would"):
+        with raises(Invalid):
             refuse_set_back(settings, {"q": newest}.get)
 
 
@@ -168,7 +169,7 @@ def test_a_checkpoint_newer_than_the_backup_of_a_restored_table_is_refused(
     restored = Table("new", Restored("old", now), where)
     (tmp_path / "c" / MARKER).write_text("old\n")
     if refused:
-        with pytest.raises(Invalid, match=refused):
+        with raises(Invalid):
             check(restored)
     else:
         check(restored)
@@ -176,7 +177,7 @@ def test_a_checkpoint_newer_than_the_backup_of_a_restored_table_is_refused(
     if commits and commits[-1] == queries.get("q"):
         check(Table("new", Restored("old", now + 3600), where))
     for other in (Table("new", None), Table("new", Restored("older", now), where)):
-        with pytest.raises(Invalid, match="belongs to another table"):
+        with raises(Invalid):
             check(other)
     (tmp_path / "c" / MARKER).write_text("new\n")
     check(restored)  # a run of the restored table has marked the checkpoint

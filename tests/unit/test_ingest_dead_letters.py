@@ -13,6 +13,7 @@ import pytest
 from memwal.ingest.errors import Invalid, Unavailable
 from memwal.ingest.spark.dlq.table import SCHEMA, DeadLetters, Note, Replay, digest, sql_time
 from memwal.wal import SystemIds
+from tests.messages import raises
 from tests.support.clock import FakeClock
 
 
@@ -87,7 +88,7 @@ def test_an_attempt_that_meets_other_letters_of_its_micro_batch_is_made_again(at
         yield from letters(range(10))
         second.append(letters(range(3)), "q", 0)
 
-    with pytest.raises(Unavailable, match="another attempt"):
+    with raises(Unavailable):
         first.append(while_the_other_writes(), "q", 0)
     assert opened(at).append(letters(range(10)), "q", 0) == 7
     assert there(at) == list(range(10))
@@ -106,7 +107,7 @@ def test_a_reader_that_fails_leaves_no_letter_and_no_note(at: str) -> None:
         yield from letters(range(10))
         raise Unavailable("the shuffle was lost")
 
-    with pytest.raises(Unavailable, match="the shuffle was lost"):
+    with raises(Unavailable):
         opened(at).append(breaks(), "q", 0)
     assert there(at) == []
     assert opened(at).append(letters(range(10)), "q", 0) == 10
@@ -150,7 +151,7 @@ def test_letters_are_deleted_by_age(at: str) -> None:
 
 def test_another_table_at_that_place_is_refused(at: str) -> None:
     lance.write_dataset(pa.table({"id": [1]}), at)
-    with pytest.raises(Invalid, match=r"dlq\.uri"):
+    with raises(Invalid):
         opened(at)
 
 

@@ -24,6 +24,7 @@ from memwal.ingest.spark.source.columns import PROBLEM
 from memwal.ingest.spark.source.kafka.rows import column_name, mapped, record_mapping
 from tests.kafka_records import batch_of, kafka_settings
 from tests.kafka_server import Record
+from tests.messages import raises
 
 
 def columns(*records: Any, known: tuple[str, ...] = ("id",), **how: str) -> tuple[dict[str, str], list[str]]:
@@ -232,22 +233,19 @@ def test_columns_are_added_once_by_whoever_is_first(open_small: Callable[..., An
 
 
 @pytest.mark.parametrize(
-    ("sections", "says"),
+    "sections",
     [
-        ({"source": {"format": "csv", "schema_drift": "add"}}, "is for JSON"),
-        ({"source": {"format": "avro", "schema_drift": "fail"}}, "remove it"),
-        ({"source": {"format": "json", "schema_drift": "adds"}}, "schema_drift"),
-        (
-            {
-                "table": {"key": ["id"], "columns": {"id": "int64"}, "upsert": "merge"},
-                "source": {"format": "json", "schema_drift": "add"},
-            },
-            "merge",
-        ),
+        {"source": {"format": "csv", "schema_drift": "add"}},
+        {"source": {"format": "avro", "schema_drift": "fail"}},
+        {"source": {"format": "json", "schema_drift": "adds"}},
+        {
+            "table": {"key": ["id"], "columns": {"id": "int64"}, "upsert": "merge"},
+            "source": {"format": "json", "schema_drift": "add"},
+        },
     ],
 )
-def test_settings_that_make_no_sense_are_refused(sections: dict[str, Any], says: str) -> None:
-    with pytest.raises(Invalid, match=says):
+def test_settings_that_make_no_sense_are_refused(sections: dict[str, Any]) -> None:
+    with raises(Invalid):
         load({**sections, "table": {"uri": "t.lance", **sections.get("table", {})}}, {})
 
 

@@ -24,6 +24,7 @@ from memwal.ingest.spark.source.kafka.rows import column_name, mapped, record_ma
 from memwal.ingest.spark.task import TaskError
 from tests.kafka_records import batch_of, kafka_settings
 from tests.kafka_server import Record
+from tests.messages import raises
 from tests.schema_registry import SchemaRegistry, avro
 
 
@@ -179,17 +180,17 @@ def test_a_micro_batch_with_new_fields_is_not_written_before_they_are_columns(
         return Drift(kafka_settings({"id": "int64"}, **given), over, lambda *_: written.append(mode), told)
 
     failing = drift(base, "fail")
-    with pytest.raises(Invalid, match=r"grade \(int32\)"):
+    with raises(Invalid):
         failing(None, 0)  # type: ignore[arg-type] # of no interest here: the schema says all
     assert isinstance(failing.failure, Invalid)
     assert BaseTable.open(uri).schema.names == names
     few = schema
     schema = record("Row", *((f"c{number}", "int") for number in range(MOST_COLUMNS)))
-    with pytest.raises(Invalid, match=r"1,000 new fields, such as c0 \(int32\)"):
+    with raises(Invalid):
         drift(base, "add")(None, 0)  # type: ignore[arg-type] # as above
     schema = few
     for adding in (first := drift(base, "add"), drift(base, "add", first.told)):
-        with pytest.raises(ColumnsAdded, match=r"^grade$"):
+        with raises(ColumnsAdded):
             adding(None, 0)  # type: ignore[arg-type] # as above
     assert written == []
     again = drift(base.latest(), "add", first.told)

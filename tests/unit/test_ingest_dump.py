@@ -20,6 +20,7 @@ from memwal.ingest.cli.describe import describe
 from memwal.ingest.errors import Invalid
 from memwal.memtable import IndexSpec, MemTable, row_schema, tombstones, with_tombstone
 from memwal.wal import layout
+from tests.messages import raises
 from tests.support.clock import FakeClock, SeededIds
 
 SCHEMA = pa.schema(
@@ -217,7 +218,7 @@ def test_a_commit_plan_shows_its_range_and_what_became_of_it(root: Path, tmp_pat
     assert "1 to 1" in text
     assert "committed (the base table holds generation 1)" in text
     plan.write_text("{")
-    with pytest.raises(wal.Corrupt, match="is no commit plan"):
+    with raises(wal.Corrupt):
         describe(str(plan))
 
 
@@ -238,10 +239,9 @@ def test_a_damaged_part_is_named_in_one_line(root: Path, tmp_path: Path, file: s
     directory = only(copy, "*_gen_1")
     for each in directory.glob(file):
         each.write_bytes(each.read_bytes()[:-5])
-    with pytest.raises(wal.Corrupt) as raised:
+    with raises(wal.Corrupt) as raised:
         describe(str(directory / path))
     assert directory.name in str(raised.value)
-    assert "\n" not in str(raised.value)
 
 
 def test_inspecting_changes_nothing(root: Path) -> None:
@@ -270,14 +270,13 @@ def test_inspecting_changes_nothing(root: Path) -> None:
 def test_what_is_none_of_these_is_refused_with_what_can_be_inspected(root: Path, path: str) -> None:
     asked = root / path.format(region=REGION)
 
-    with pytest.raises(Invalid, match=r"can be inspected: a table directory, a region directory") as raised:
+    with raises(Invalid) as raised:
         describe(str(asked))
     assert str(asked) in str(raised.value)
-    assert len(raised.value.lines) == 1
 
 
 def test_a_directory_without_a_table_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(Invalid, match="not in a Lance table"):
+    with raises(Invalid):
         describe(str(tmp_path))
 
 

@@ -26,6 +26,7 @@ from memwal.ingest.service.rpc.wire import (
     unpack_rows,
     without_views,
 )
+from tests.messages import raises
 
 
 @pytest.mark.parametrize("rows", [None, pa.table({"k": ["a", "ü"], "v": [[1.0], None]})])
@@ -75,10 +76,10 @@ BAD = {
 
 @pytest.mark.parametrize("rows", BAD.values(), ids=BAD)
 def test_rows_that_are_not_valid_are_refused_before_anything_reads_them(rows: pa.Table) -> None:
-    with pytest.raises(Invalid, match=r"column 'k': row \d: .*; correct the value, text must be UTF-8"):
+    with raises(Invalid):
         unpack_rows(unpack(pack({"op": "get"}, rows))[1])
     counted = list[pa.RecordBatch]()
-    with pytest.raises(Invalid, match=r"column 'k': row \d"):
+    with raises(Invalid):
         read_closed(Arriving(rows.to_batches()), None, counted.append)  # type: ignore[arg-type]
     assert not counted
 
@@ -176,13 +177,13 @@ def test_compressed_rows_are_refused_before_they_are_large(codec: str, kind: pa.
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema, options=pa.ipc.IpcWriteOptions(compression=codec)) as stream:
         stream.write_table(rows)
-    with pytest.raises(Invalid, match="its rows are compressed"):
+    with raises(Invalid):
         unpack_rows(memoryview(sink.getvalue()))
     assert unpack_rows(unpack(pack({}, rows))[1]) == rows
 
 
 def test_a_long_head_and_a_long_closing_message_are_not_parsed() -> None:
-    with pytest.raises(Invalid, match="before its rows"):
+    with raises(Invalid):
         unpack(pack({"filter": "x" * (4 << 20)}))
     assert closed_with(pa.py_buffer(b'{"close": 1, "crc": 1' + b" " * 2000 + b"}")) is None
 

@@ -9,12 +9,12 @@ import pytest
 from memwal.ingest.errors import Unavailable
 from memwal.ingest.service.client.writes import InFlight
 from memwal.ingest.spark.sink.send import OrderedPipeline
+from tests.messages import raises
 
 
 def test_who_finds_no_room_waits_and_what_is_too_large_goes_alone() -> None:
     room = InFlight(100)
-    full = pytest.raises(Unavailable, match="100 bytes are in flight")
-    with room.of(60, 1.0), room.of(40, 1.0), full, room.of(1, 0.01):
+    with room.of(60, 1.0), room.of(40, 1.0), raises(Unavailable), room.of(1, 0.01):
         pass
     with room.of(1000, 1.0), pytest.raises(Unavailable), room.of(1, 0.01):
         pass

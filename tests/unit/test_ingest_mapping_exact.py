@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -25,6 +24,7 @@ from memwal.ingest.values.json_parts import Written
 from memwal.ingest.values.values import ANY_TEXT, MARK_ANY, column, rounds, typed
 from tests.kafka_records import batch_of
 from tests.kafka_server import Record
+from tests.messages import raises
 
 NEIGHBOURS = {
     "alone": [],
@@ -181,7 +181,7 @@ def test_a_column_that_no_json_fills_is_null_where_it_is_missing(tmp_path: Path,
     (rows,) = tables(find_files([str(tmp_path / "a.ndjson")], None, {})[0], schema)
     assert (rows["id"].to_pylist(), rows["v"].null_count) == ([1, 2], 2)
     (tmp_path / "b.ndjson").write_text('{"id": 1}\n{"id": 2, "v": "12:00:00"}\n')
-    with pytest.raises(Invalid, match=r"row 2, column 'v': a column of type .* cannot be filled from a record"):
+    with raises(Invalid):
         list(tables(find_files([str(tmp_path / "b.ndjson")], None, {})[0], schema))
 
 
@@ -277,7 +277,7 @@ def test_an_envelope_with_a_part_twice_is_refused(side: str, neighbours: list[Re
 def test_a_name_twice_in_what_becomes_text_or_a_struct_is_refused() -> None:
     for kind, unit in ((pa.string(), ANY_TEXT), (pa.struct([("a", pa.int64())]), "")):
         value = of_json(b'{"a": {"a": 1}, "b": [{"a": 1, "a": 1}]}' if unit else b'{"a": 1, "a": 1}')
-        with pytest.raises(ValueError, match="ambiguous JSON: 'a' occurs twice"):
+        with raises(ValueError):
             typed(value, kind, unit)
 
 
@@ -357,7 +357,7 @@ def test_floats_without_whole_numbers_are_taken_fast() -> None:
 
 @pytest.mark.parametrize("value", [2**53 + 1, Decimal("12345678901234567890.5"), Decimal("1e400")])
 def test_a_number_of_avro_is_not_rounded_to_a_float(value: int | Decimal) -> None:
-    with pytest.raises(ValueError, match="is not a valid float64"):
+    with raises(ValueError):
         typed(value, pa.float64())
     assert typed(Decimal("0.1"), pa.float32()) == 0.1
     assert typed(Decimal("2.50"), pa.float64()) == 2.5
@@ -369,7 +369,7 @@ def test_a_number_of_avro_is_not_rounded_to_a_float(value: int | Decimal) -> Non
 def test_a_local_time_of_avro_is_not_taken_for_utc() -> None:
     aware = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
     local = aware.replace(tzinfo=None)
-    with pytest.raises(ValueError, match=r"a time without a zone; declare the column timestamp\[us\]"):
+    with raises(ValueError):
         typed(local, pa.timestamp("us", "UTC"))
     assert typed(local, pa.timestamp("us")) == local
     assert typed(aware, pa.timestamp("us", "UTC")) == aware
@@ -382,10 +382,10 @@ def test_a_hexadecimal_text_is_no_number(text: str, kind: pa.DataType, tmp_path:
     _, problem = found_of(kind, key, [], columns={"v": "key"})
     assert problem == f"map: column 'v' (key): {text!r} is not a valid {kind}"
     assert found_of(kind, Record(b'{"id": 1}', key=b" 16"), [], columns={"v": "key"})[0].to_pylist() == [16]
-    with pytest.raises(Invalid, match=f"key column 'id' is {kind}: '{text}' is hexadecimal; write its digits"):
+    with raises(Invalid):
         normalise_keys([text], pa.schema([("id", kind)]), ("id",))
     (tmp_path / "a.csv").write_text(f"v\n{text}\n")
-    with pytest.raises(Invalid, match=f"row 1, column 'v': '{text}' is not a valid {kind}"):
+    with raises(Invalid):
         list(tables(*find_files([str(tmp_path / "a.csv")], None, {}), pa.schema([("v", kind)])))
 
 
@@ -419,7 +419,7 @@ def test_a_whole_number_as_text_in_a_float_column_is_exact_or_refused(case: str,
     if wanted is None:
         why = f"{text} is not a valid float{kind.bit_width} (it would be rounded"
         assert why in problem
-        with pytest.raises(Invalid, match=re.escape(f"row 2, column 'v': {why}")):
+        with raises(Invalid):
             loaded()
     else:
         assert (problem, values.to_pylist()) == ("", [wanted])

@@ -22,6 +22,7 @@ from memwal.ingest.spark.fleet.driver import of_job
 from memwal.ingest.spark.fleet.slots import check_configuration, slots_of
 from memwal.ingest.spark.fleet.task import daemons_of, host_of, offset_of
 from memwal.ingest.spark.pipeline.daemons import beside, sending_tasks
+from tests.messages import raises
 
 
 def settings(**daemon: Any) -> Any:
@@ -51,9 +52,9 @@ def test_a_master_of_fixed_size_says_how_many_tasks_it_runs(
 def test_a_spark_without_room_is_refused_before_it_starts() -> None:
     conf = {"spark.master": "local[2]"}
     check_configuration(conf, 2)
-    with pytest.raises(Invalid, match=r"2 daemons need 2 slots and 1 for the stream .* has 2; "):
+    with raises(Invalid):
         check_configuration(conf, 2, beside=1)
-    with pytest.raises(Invalid, match=r"spark\.dynamicAllocation\.enabled"):
+    with raises(Invalid):
         check_configuration({"spark.master": "yarn", "spark.dynamicAllocation.enabled": "true"}, 2)
 
 
@@ -110,25 +111,21 @@ def test_addresses_and_secrets_that_are_no_paths_stay_as_they_are() -> None:
 @pytest.mark.parametrize("given", ["endpoints", "advertise"])
 def test_daemons_that_spark_places_have_no_configured_endpoints(given: str) -> None:
     address = "grpc://127.0.0.1:7447"
-    with pytest.raises(Invalid, match=rf"{given}: on_spark = 2 lets Spark place the daemons"):
+    with raises(Invalid):
         settings(on_spark=2, **{given: [address] if given == "endpoints" else address})
 
 
 @pytest.mark.parametrize(
-    ("text", "kind", "said"),
+    ("text", "kind"),
     [
-        ("x\nModuleNotFoundError: No module named 'ingest'\n", Invalid, r"cannot import memwal \(No module named"),
-        ('java.io.IOException: Cannot run program "/opt/py": error=2', Invalid, r"no /opt/py: set spark\.pyspark"),
-        (
-            "pyspark.errors.E: [PYTHON_VERSION_MISMATCH] Python in worker has different version: 3.10.\nPlease",
-            Invalid,
-            r"^Python in worker .* 3\.10\. Set spark\.pyspark\.python",
-        ),
-        ("x\nExecutorLostFailure (executor 0 exited) Reason: y\nz", Unavailable, r"Spark: ExecutorLostFailure .* y$"),
+        ("x\nModuleNotFoundError: No module named 'ingest'\n", Invalid),
+        ('java.io.IOException: Cannot run program "/opt/py": error=2', Invalid),
+        ("pyspark.errors.E: [PYTHON_VERSION_MISMATCH] Python in worker has different version: 3.10.\nPlease", Invalid),
+        ("x\nExecutorLostFailure (executor 0 exited) Reason: y\nz", Unavailable),
     ],
 )
-def test_what_ended_a_job_is_one_line(text: str, kind: type[Exception], said: str) -> None:
-    with pytest.raises(kind, match=said):
+def test_what_ended_a_job_is_one_line(text: str, kind: type[Exception]) -> None:
+    with raises(kind):
         raise of_job(RuntimeError(text))
 
 
@@ -245,5 +242,5 @@ def test_a_secret_that_comes_bit_by_bit_is_not_waited_for(
 
 def test_a_driver_that_is_gone_is_told_with_what_to_set(channel: DriverChannel) -> None:
     channel.close()
-    with pytest.raises(Unavailable, match=r"cannot reach the driver .* spark\.driver\.host"):
+    with raises(Unavailable):
         TaskChannel(channel.address, "secret", 1, 0)

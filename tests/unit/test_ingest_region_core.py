@@ -19,6 +19,7 @@ from memwal.ingest.engine.region.write_queue import Write
 from memwal.ingest.errors import Invalid
 from memwal.memtable import InvalidRows
 from memwal.wal.layout import wal_prefix
+from tests.messages import raises
 from tests.region_contexts import LIMITS, region_context
 from tests.support.clock import FakeClock
 
@@ -132,7 +133,7 @@ def test_a_retired_name_is_refused_and_never_taken_for_new(region: Region) -> No
                 write(1, v="new", token=Token("file 059", 2)),
             )
             core.serve([retry, other])
-            with pytest.raises(Invalid, match=r"retired 'file 000'.* look whether the rows are there"):
+            with raises(Invalid):
                 retry.done.result()
             assert other.done.result().newest in (None, 2)
             assert {id: v for id, v in seen(core).items() if id < 2} == {0: "", 1: "new"}
@@ -156,7 +157,7 @@ def test_an_unknown_outcome_is_told_to_its_callers_and_poisons_the_region(region
         region.core.serve([lost])
     assert isinstance(lost.done.exception(), wal.OutcomeUnknown)
     for step in (region.core.view, region.core.keep_limits, region.core.freeze, lambda: region.core.serve([write(2)])):
-        with pytest.raises(wal.Poisoned, match="open the table again"):
+        with raises(wal.Poisoned):
             step()
 
 
@@ -164,7 +165,7 @@ def test_a_fenced_region_says_so_to_everybody(region: Region) -> None:
     region.core.serve([write(1)])
     newer = region.again()
     late = write(2)
-    with pytest.raises(wal.Fenced, match="epoch 1 was fenced by epoch 2"):
+    with raises(wal.Fenced):
         region.core.serve([late])
     assert isinstance(late.done.exception(), wal.Fenced)
     with pytest.raises(wal.Fenced):

@@ -13,6 +13,7 @@ from memwal.ingest.errors import Invalid
 from memwal.ingest.service.rpc.guard import Guard
 from memwal.ingest.service.rpc.roles import GRACE, LOOK_EVERY, Role, Tokens, permits
 from memwal.ingest.settings.sections import DaemonSettings
+from tests.messages import raises
 from tests.support.clock import FakeClock
 
 ENV = {"ADMIN": "the-admins-token", "WRITER": "the-writers-token", "READER": "the-readers-token"}
@@ -52,7 +53,7 @@ def test_a_role_permits_what_is_below_it(role: Role, may: set[Role]) -> None:
 
 
 def test_one_token_for_two_roles_is_refused() -> None:
-    with pytest.raises(Invalid, match=r"daemon.read_token and daemon.token are the same token"):
+    with raises(Invalid):
         tokens(token="env:ADMIN", read_token="env:ADMIN")
 
 

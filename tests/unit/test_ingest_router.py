@@ -13,6 +13,7 @@ from memwal.ingest.service.client import retry as standstill
 from memwal.ingest.service.client.retry import Attempts, verdict
 from memwal.ingest.service.client.router import Call, Owner, Router, believed, endpoints_of
 from memwal.wal import StoreUnavailable
+from tests.messages import raises
 from tests.support.clock import FakeClock, SeededIds
 
 A, B, C = "grpc://a:1", "grpc://b:1", "grpc://c:1"
@@ -62,7 +63,7 @@ def test_addresses_are_a_list_or_a_text_with_commas() -> None:
     assert endpoints_of(f"{A}, {B},{A}") == (A, B)
     assert endpoints_of([B, A]) == (B, A)
     for nothing in ("", " , ", []):
-        with pytest.raises(Invalid, match="grpc://host:port"):
+        with raises(Invalid):
             endpoints_of(nothing)
 
 
@@ -113,7 +114,7 @@ def test_a_read_that_ended_two_daemons_is_not_sent_to_a_third() -> None:
     router.before_next(read, lost(A), router.rounds)
     assert router.owners(IDS) == {B: ["r0", "r1"]}
     daemons.answers[B] = answer({"r0": 8, "r1": 8}, process="2")  # started again at its endpoint
-    with pytest.raises(Internal, match=rf"2 daemons ended while they answered this read \({A}, {B}\)") as ended:
+    with raises(Internal) as ended:
         router.before_next(read, lost(B), router.rounds)
     assert verdict(ended.value, repeatable=True, alone=False) == "raise"
     for number in range(3, 8):
@@ -130,7 +131,7 @@ def test_a_daemon_of_another_protocol_is_told_of_if_it_serves_this_table(table: 
         router.learn(router.rounds)
         assert router.epochs() == {"r0": 1}
         return
-    with pytest.raises(Invalid, match=r"speaks protocol 9\.0"):
+    with raises(Invalid):
         router.learn(router.rounds)
 
 
@@ -147,7 +148,7 @@ def test_owners_that_are_not_known_are_learnt_from_every_daemon() -> None:
     daemons = Daemons(a=answer({"r0": 1}), b=answer({"r1": 1}))
     router = daemons.router()
     assert router.sole is None
-    with pytest.raises(Unavailable, match="region r1") as unknown:
+    with raises(Unavailable) as unknown:
         router.owners(IDS)
     assert unknown.value.details["reason"] == "not_owner"
     router.learn(router.rounds)
@@ -168,7 +169,7 @@ def test_daemons_that_came_back_elsewhere_are_found() -> None:
     daemons.answers[A] = None
     daemons.answers[C] = answer({"r0": 2, "r1": 2}, endpoints=[C])
     router.learn(router.rounds)
-    with pytest.raises(Unavailable, match="region r0"):
+    with raises(Unavailable):
         router.owners(IDS)
     noted.append(C)
     router.learn(router.rounds)
@@ -192,7 +193,7 @@ def test_storage_that_fails_while_daemons_are_looked_for_is_no_other_error() -> 
     router = daemons.router(find=find)
     daemons.answers[A] = None
     router.learn(router.rounds)
-    with pytest.raises(Unavailable, match="no daemon at"):
+    with raises(Unavailable):
         router.owners(IDS)
 
 
@@ -248,14 +249,14 @@ def test_the_first_that_answers_describes_the_table() -> None:
     daemons = Daemons(b=answer({"r0": 1, "r1": 1}))
     router = daemons.router(A, B)
     assert (router.table, router.regions) == ("t", ("r0", "r1"))
-    with pytest.raises(Unavailable, match=f"no daemon answers at {A}, {C}"):
+    with raises(Unavailable):
         Daemons().router(A, C)
 
 
 @pytest.mark.parametrize("reason", ["unauthenticated", "protocol"])
 @pytest.mark.parametrize("order", [(A, B, C), (B, A, C), (B, C, A)])
 def test_that_a_daemon_refuses_us_is_told_before_that_others_are_not_there(reason: str, order: Sequence[str]) -> None:
-    with pytest.raises(Invalid, match="refused"):
+    with raises(Invalid):
         Daemons(a=Invalid("refused", {"reason": reason})).router(*order)
 
 
@@ -264,7 +265,7 @@ def test_a_daemon_of_another_table_is_refused() -> None:
     router = daemons.router(A)
     daemons.answers[A] = answer({"r0": 1, "r1": 1}, table="other")
     daemons.answers[B] = answer({}, table="other")
-    with pytest.raises(MemWalError, match="serves other, not t"):
+    with raises(MemWalError):
         router.describe({}, None)
 
 
@@ -355,7 +356,7 @@ def test_a_daemon_that_has_not_met_the_resize_yet_is_not_followed_back() -> None
     daemons = Daemons(a=answer({"r0": 2, "r1": 2}, routing_version=2), b=None)
     router = daemons.router(A, B)
     daemons.answers |= {A: None, B: answer(wide, ids=[*wide])}
-    with pytest.raises(Unavailable, match="has not taken over the resize of t yet"):
+    with raises(Unavailable):
         router.describe({}, None)
     assert (router.routing, router.regions) == (2, tuple(IDS))
     daemons.answers |= {A: answer({"r0": 2, "r1": 2}, routing_version=2)}

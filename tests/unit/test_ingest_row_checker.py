@@ -10,6 +10,7 @@ from memwal import Invalid
 from memwal.flush import WriteRules
 from memwal.ingest.engine.api.rows import RowChecker
 from memwal.memtable import TOMBSTONE, InvalidRows, MemTable, row_schema
+from tests.messages import raises
 
 SCHEMA = pa.schema(
     [
@@ -37,7 +38,7 @@ def test_rows_get_every_column_and_say_that_they_delete_nothing() -> None:
 
 @pytest.mark.parametrize("given", [{"id": [1], "at": [1]}, {"id": [1], "name": [None], "at": [1]}])
 def test_a_required_column_is_there_and_not_null(given: dict[str, list[object]]) -> None:
-    with pytest.raises(InvalidRows, match="name"):
+    with raises(InvalidRows):
         checker(upsert="insert").check(pa.table(given, schema=pa.schema([SCHEMA.field(name) for name in given])))
 
 
@@ -45,7 +46,7 @@ def test_a_required_column_is_there_and_not_null(given: dict[str, list[object]])
 def test_a_put_that_keeps_stored_values_may_lack_all_but_the_version(upsert: str) -> None:
     keeping = checker(upsert=upsert, version="at")
     assert keeping.check(pa.table({"id": [1], "at": [1]})).num_rows == 1
-    with pytest.raises(InvalidRows, match="at"):
+    with raises(InvalidRows):
         keeping.check(pa.table({"id": [1], "count": [1]}))
 
 
@@ -59,5 +60,5 @@ def test_rows_that_delete_need_their_key_alone() -> None:
 
 def test_text_that_is_not_utf8_is_refused_by_row() -> None:
     bad = pa.Array.from_buffers(pa.string(), 1, pa.array([b"\xff"]).buffers())
-    with pytest.raises(Invalid, match="column 'name': row 0"):
+    with raises(Invalid):
         checker().check(pa.table({"id": [1], "name": bad, "at": [1]}))

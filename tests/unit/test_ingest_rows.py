@@ -17,6 +17,7 @@ import pytest
 from memwal.ingest.engine.api.rows import as_table
 from memwal.ingest.errors import Invalid
 from memwal.memtable import exact
+from tests.messages import raises
 
 SCHEMA = pa.schema([pa.field("k", pa.int32(), nullable=False), pa.field("v", pa.list_(pa.float32(), 2))])
 TABLE = pa.table({"k": pa.array([1, 2], pa.int32()), "v": pa.array([[1, 2], None], pa.list_(pa.float32(), 2))})
@@ -49,12 +50,12 @@ def test_a_name_that_only_a_later_dict_has_is_kept() -> None:
 
 
 def test_a_value_that_does_not_fit_names_its_column_and_type() -> None:
-    with pytest.raises(Invalid, match="column 'k', which is int32"):
+    with raises(Invalid):
         as_table([{"k": "one"}], SCHEMA)
 
 
 def test_what_holds_no_rows_is_refused_with_what_would_do() -> None:
-    with pytest.raises(Invalid, match="list of dicts"):
+    with raises(Invalid):
         as_table(42, SCHEMA)
 
 
@@ -124,9 +125,8 @@ def test_a_value_of_a_dict_that_does_not_fit_exactly_names_its_row(name: str) ->
     good, bad, kind = REFUSED[name]
     schema = pa.schema([("c", kind)])
     for rows in ([good, good, bad, good], [None, None, bad], [good, None, bad]):
-        with pytest.raises(Invalid, match=r"column 'c'.* in row 2") as refused:
+        with raises(Invalid):
             as_table([{"c": value} for value in rows], schema)
-        assert "\n" not in str(refused.value)
     assert as_table([{"c": good}, {"c": None}], schema).column("c").type == kind
 
 
@@ -182,14 +182,14 @@ def test_nanoseconds_of_pandas_values_are_kept(value: Any, kind: pa.DataType, st
 
 @pytest.mark.parametrize("value", [float("nan"), pd.NA, pd.NaT])
 def test_what_pandas_has_for_nothing_says_what_to_write(value: Any) -> None:
-    with pytest.raises(Invalid, match="write None for a null"):
+    with raises(Invalid):
         as_table([{"v": 1}, {"v": value}], pa.schema([("v", pa.int64())]))
 
 
 def test_a_uuid_is_its_bytes_and_a_time_with_a_zone_is_refused() -> None:
     one = UUID(int=7)
     assert as_table([{"v": one}], pa.schema([("v", pa.binary(16))]))["v"].to_pylist() == [one.bytes]
-    with pytest.raises(Invalid, match="time zone"):
+    with raises(Invalid):
         as_table([{"v": time(12, tzinfo=UTC)}], pa.schema([("v", pa.time64("us"))]))
 
 
@@ -198,5 +198,5 @@ def test_a_vector_within_a_list_has_its_length(inner: pa.DataType) -> None:
     wide = {"v": [1.0, 2, 3, 4]} if pa.types.is_struct(inner) else [1.0, 2, 3, 4]
     four = pa.list_(pa.float64(), 4)
     given = pa.array([[wide, wide]], pa.list_(pa.struct([("v", four)]) if pa.types.is_struct(inner) else four))
-    with pytest.raises(pa.ArrowInvalid, match="4 elements, not 2"):
+    with raises(pa.ArrowInvalid):
         exact(given, pa.list_(inner))

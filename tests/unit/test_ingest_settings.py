@@ -18,6 +18,7 @@ from memwal.ingest.secret_refs import resolve_spark
 from memwal.ingest.settings.load import Settings, load, pipelines_of
 from memwal.ingest.settings.reference import render_reference, render_settings, to_dict, toml_value
 from memwal.ingest.settings.values import format_duration, format_size, parse_duration, parse_size
+from tests.messages import raises
 
 TABLE: dict[str, Any] = {
     "uri": "data/t.lance",
@@ -249,7 +250,7 @@ def test_references_in_sparks_configuration(tmp_path: Path) -> None:
         "spark.jars": file,
         "spark.eventLog.dir": "/events",
     }
-    with pytest.raises(Invalid, match=r"^\[source\] spark.spark.eventLog.dir: the environment variable DIRECTORY"):
+    with raises(Invalid):
         resolve_spark(settings.source.spark, {})
 
 
@@ -276,13 +277,13 @@ def test_plain_values_load_back_as_the_same_settings() -> None:
 
 @pytest.mark.parametrize("key", ["format", "entry_size_max"])
 def test_settings_cannot_be_changed(key: str) -> None:
-    with pytest.raises(ValueError, match="frozen"):
+    with raises(ValueError):
         setattr(Settings().wal, key, "lance")
 
 
 def test_reference_and_markers() -> None:
     assert '| `linger_max` | duration | `"50ms"` |' in render_reference()
-    with pytest.raises(ValueError, match="markers"):
+    with raises(ValueError):
         between_markers("no markers here")
 
 
@@ -312,7 +313,7 @@ def test_sizes(text: object, size: int) -> None:
 
 @pytest.mark.parametrize("text", ["-1s", "1 parsec", "soon", "", True, None, 5, 1.5])
 def test_what_is_no_duration_is_refused(text: object) -> None:
-    with pytest.raises(ValueError, match=r"write a duration|is not a duration"):
+    with raises(ValueError):
         parse_duration(text)
 
 
@@ -383,19 +384,19 @@ def test_a_pipeline_that_cannot_be_found_or_read_is_one_line(
 @pytest.mark.parametrize(("section", "key"), [("memtable", "age_max"), ("wal", "retry_budget"), ("gc", "interval")])
 def test_a_duration_that_no_thread_can_wait_for_is_refused(section: str, key: str) -> None:
     load({**table(), section: {key: "36500d"}}, {})
-    with pytest.raises(Invalid, match=rf"\[{section}\] {key} = '36501d' is too long; give at most 36500d"):
+    with raises(Invalid):
         load({**table(), section: {key: "36501d"}}, {})
 
 
 @pytest.mark.parametrize(
-    ("price", "says"),
+    "price",
     [
-        ("cheap", "must be a number"),
-        (float("nan"), "must be a number"),
-        (float("inf"), "must be a number"),
-        (-1, "must be at least 0"),
+        "cheap",
+        float("nan"),
+        float("inf"),
+        -1,
     ],
 )
-def test_a_price_that_is_none_is_refused(price: Any, says: str) -> None:
-    with pytest.raises(Invalid, match=f"\\[cost\\] put_price = .*{says}"):
+def test_a_price_that_is_none_is_refused(price: Any) -> None:
+    with raises(Invalid):
         load({**table(), "cost": {"put_price": price}}, {})

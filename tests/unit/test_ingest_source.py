@@ -13,6 +13,7 @@ from memwal.ingest.settings.sections import SourceSettings
 from memwal.ingest.spark.schema import readable, spark_schema
 from memwal.ingest.spark.source.files import check_source
 from memwal.ingest.values.type_names import SIMPLE, parse_type
+from tests.messages import raises
 
 SCHEMA = pa.schema(
     [pa.field("id", pa.int64(), nullable=False), ("name", pa.string()), ("v", pa.list_(pa.float32(), 3))]
@@ -49,7 +50,7 @@ def test_a_source_that_is_not_there(tmp_path: Path) -> None:
     assert "nowhere" in refused(tmp_path / "nowhere")
     (tmp_path / "file").write_text("x")
     assert "is a file" in refused(tmp_path / "file")
-    with pytest.raises(Invalid, match=r"source\.path is not set"):
+    with raises(Invalid):
         check_source(SourceSettings(), SCHEMA)
 
 

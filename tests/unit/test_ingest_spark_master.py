@@ -13,6 +13,7 @@ from memwal.ingest.errors import Invalid, Unavailable
 from memwal.ingest.spark.fleet.slots import wait_for_executors, wait_for_slots
 from memwal.ingest.spark.session import check_master
 from memwal.wal import SystemClock
+from tests.messages import raises
 
 
 def spark(slots: int, **conf: str) -> Any:
@@ -33,26 +34,25 @@ def test_one_master_of_several_is_enough() -> None:
         there, nowhere = (each.getsockname()[1] for each in (master, gone))
         gone.close()
         check_master({"spark.master": f"spark://127.0.0.1:{nowhere},127.0.0.1:{there}"})
-        with pytest.raises(Unavailable, match=r"does not answer at spark://\S+ \(Connection refused\); start"):
+        with raises(Unavailable):
             check_master({"spark.master": f"spark://127.0.0.1:{nowhere}"})
     check_master({"spark.master": "yarn"})
 
 
 @pytest.mark.parametrize("master", ["spark://", "spark://host", "spark://host:ui", "spark://127.0.0.1:1,b"])
 def test_a_master_without_a_port_is_refused(master: str) -> None:
-    with pytest.raises((Invalid, Unavailable)) as raised:
+    with raises((Invalid, Unavailable)) as raised:
         check_master({"spark.master": master})
     assert isinstance(raised.value, Invalid)
-    assert "write spark://host:port" in str(raised.value)
 
 
 def test_a_cluster_without_executors_is_told_with_what_to_look_at() -> None:
     stop = threading.Event()
-    with pytest.raises(Unavailable, match=r"no executor within 0 s; .* all cores and 3g .* host at 10\.0\.0\.9 "):
+    with raises(Unavailable):
         wait_for_executors(spark(0), SystemClock(), stop)
-    with pytest.raises(Unavailable, match="no executor"):
+    with raises(Unavailable):
         wait_for_slots(spark(0), 2, 1, SystemClock(), stop, within=0)
-    with pytest.raises(Invalid, match="2 daemons need 2 slots and 1 for the stream at the same time"):
+    with raises(Invalid):
         wait_for_slots(spark(2), 2, 1, SystemClock(), stop, within=0)
     wait_for_executors(spark(1), SystemClock(), stop)
     wait_for_executors(spark(0, **{"spark.dynamicAllocation.enabled": "true"}), SystemClock(), stop)

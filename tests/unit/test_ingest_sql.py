@@ -13,6 +13,7 @@ from memwal.ingest.engine.api.sql.plan import BARRIER, any_of, filter_of, reads_
 from memwal.ingest.engine.api.sql.sources import Provider
 from memwal.ingest.engine.api.sql.statement import Statement, expect_bounded
 from memwal.ingest.errors import Invalid
+from tests.messages import raises
 
 SCHEMA = pa.schema(
     [
@@ -172,7 +173,7 @@ DEEP = {
 
 @pytest.mark.parametrize("query", DEEP.values(), ids=DEEP)
 def test_a_query_that_nests_too_deep_is_refused(query: str) -> None:
-    with pytest.raises(Invalid, match=r"nests \d+ operators, joins or queries, at most 400 are allowed"):
+    with raises(Invalid):
         expect_bounded(query, {})
 
 
@@ -194,7 +195,7 @@ FLAT = {
     ["select " + "cast(" * 48 + "x" + " as int)" * 48, "select " + "ceil(" * 30, "select 1 where " + "x in ((" * 25],
 )
 def test_a_query_that_is_read_for_ever_is_refused(query: str) -> None:
-    with pytest.raises(Invalid, match="sql: the query nests more than 16 brackets, CASE or NOT"):
+    with raises(Invalid):
         expect_bounded(query, {})
 
 
@@ -227,14 +228,14 @@ def test_what_is_beside_one_another_does_not_nest(query: str) -> None:
     ],
 )
 def test_values_of_any_size_are_refused(query: str) -> None:
-    with pytest.raises(Invalid, match=r"written out|only as a table|use it once"):
+    with raises(Invalid):
         expect_bounded(query, {"n": pa.scalar(1_000_000)})
 
 
 @pytest.mark.parametrize("number", [300_000, np.int64(300_000), np.uint32(300_000), pa.scalar(300_000)])
 @pytest.mark.parametrize("call", ["repeat('x', $n)", "lpad('x', $n, 'y')", "array_resize([1], $n, 0)"])
 def test_a_parameter_is_bounded_as_a_number_in_the_query_is(call: str, number: object) -> None:
-    with pytest.raises(Invalid, match="needs a number of at most"):
+    with raises(Invalid):
         expect_bounded(f"select {call}", {"n": number})
     expect_bounded(f"select {call}", {"n": type(number)(30) if not isinstance(number, pa.Scalar) else pa.scalar(30)})
 
@@ -275,7 +276,7 @@ def test_values_of_a_bounded_size_are_made(query: str) -> None:
     ],
 )
 def test_samples_are_refused(query: str) -> None:
-    with pytest.raises(Invalid, match=r"SAMPLE is refused: .*order by random\(\) limit 100"):
+    with raises(Invalid):
         expect_bounded(query, {})
 
 
@@ -309,7 +310,7 @@ def test_a_condition_never_reaches_a_scan_as_an_expression_of_pyarrow(session: S
         "filter_expr"
         not in session.sql("select id from t where id not in (1) and x > 1").execution_plan().display_indent()
     )
-    with pytest.raises(Exception, match="hands a condition"):
+    with raises(Exception):
         Provider(SCHEMA).scanner(columns=["id"], filter=pa.compute.field("id") == 1)
-    with pytest.raises(Invalid, match="empty"):
+    with raises(Invalid):
         Statement.of(" -- nothing")

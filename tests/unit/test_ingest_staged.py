@@ -26,6 +26,7 @@ from memwal.ingest.spark.schema import spark_schema
 from memwal.ingest.spark.sink.route import RouteTask
 from memwal.ingest.spark.sink.staged import StageTask
 from memwal.wal.layout import STAGED_PREFIX
+from tests.messages import raises
 
 QUIET = {"commit": {"interval": "0s"}, "gc": {"interval": "0s"}}
 SCHEMA = pa.schema([pa.field("id", pa.int64()), pa.field("n", pa.int64())])
@@ -107,7 +108,7 @@ def test_a_driver_that_is_killed_between_regions_loses_and_doubles_nothing(world
     messages = world.tasks(rows(60), 3)
     later = next(each for each in messages[2].staged if each.bucket == applied)
     world.store.delete(later.key)
-    with pytest.raises(Unavailable, match=r"staged/.* is gone; nothing of its region was applied: start the query"):
+    with raises(Unavailable):
         world.writer().commit(messages, 0)
     assert 0 < len(world.rows()) < 60
     world.writer().abort([*messages[:2], None], 0)  # Spark has lost the third message
@@ -120,7 +121,7 @@ def test_an_object_that_is_not_what_the_task_wrote_is_never_sent(world: World) -
     messages = world.tasks(rows(60), 2)
     first, other = messages[0].staged[0], messages[1].staged[0]
     world.store.put(first.key, world.store.get(other.key) or b"")
-    with pytest.raises(Unavailable, match="is not what its task wrote"):
+    with raises(Unavailable):
         world.writer().commit(messages, 0)
     assert first.bucket == 0
     assert world.rows() == []  # regions are sent in their order
@@ -130,7 +131,7 @@ def test_an_object_that_is_not_what_the_task_wrote_is_never_sent(world: World) -
 
 def test_a_message_too_few_applies_nothing(world: World) -> None:
     messages = world.tasks(rows(60), 2)
-    with pytest.raises(Unavailable, match="Spark has lost the message of a task"):
+    with raises(Unavailable):
         world.writer().commit([messages[0], None], 0)
     assert world.rows() == []
 
@@ -145,7 +146,7 @@ def test_an_empty_micro_batch_and_empty_partitions(world: World) -> None:
 def test_a_checkpoint_that_was_set_back_is_refused(world: World) -> None:
     world.writer().commit(world.tasks(rows(60), 2), 7)
     messages = world.tasks(rows(5, 5), 1)
-    with pytest.raises(Invalid, match="the checkpoint is older than the table: regions have micro-batches up to 7"):
+    with raises(Invalid):
         world.writer().commit(messages, 6)
     assert world.rows() == expected(rows(60))
 
@@ -169,7 +170,7 @@ def test_a_frame_that_lacks_columns_needs_a_choice_in_its_first_micro_batch(uri:
     try:
         world.table.put(pa.table({"id": [0, 1], "n": [5, 6]}))
         ids, added = pa.table({"id": [0]}), pa.table({"id": [1], "n": [7]})
-        with pytest.raises(Invalid, match=r'the column \'n\' .* is missing; .* choose .option\("missing", "null"\)'):
+        with raises(Invalid):
             world.writer(one).commit(world.tasks(ids, 1), 0)
         world.writer(one, missing="keep").commit(world.tasks(ids, 1), 0)
         assert world.rows() == [{"id": 0, "n": 5}, {"id": 1, "n": 6}]
@@ -179,7 +180,7 @@ def test_a_frame_that_lacks_columns_needs_a_choice_in_its_first_micro_batch(uri:
         assert world.rows() == [{"id": 0, "n": 5}, {"id": 1, "n": 7}]
         world.writer(one, missing="null").commit(world.tasks(ids, 1), 3)
         assert world.rows() == [{"id": 0, "n": None}, {"id": 1, "n": 7}]
-        with pytest.raises(Invalid, match="option missing = 'kept': write null or keep"):
+        with raises(Invalid):
             world.writer(one, missing="kept")
     finally:
         world.close()
@@ -189,7 +190,7 @@ def test_a_row_that_does_not_fit_is_named_by_its_place_and_nothing_is_staged(uri
     world = World(uri, "id")
     try:
         bad = pa.table({"id": pa.array([1, None], pa.int64()), "n": [1, 2]})
-        with pytest.raises(Invalid, match=r"'id' .*\(row 11 of Spark partition 3, counted from 0\)"):
+        with raises(Invalid):
             StageTask(RouteTask(uri, ()), world.store, 3).stage([*rows(10).to_batches(), *bad.to_batches()])
         assert world.staged() == []
     finally:
@@ -203,7 +204,7 @@ def test_a_table_that_was_resized_meanwhile_takes_the_replay(uri: str) -> None:
     flush.resize(uri, None, world.store, 2, clock=wal.SystemClock(), ids=wal.SystemIds())
     world = World(uri, ())
     try:
-        with pytest.raises(Unavailable, match="was resized while a micro-batch was written; start the query again"):
+        with raises(Unavailable):
             world.writer().commit(messages, 0)
         world.writer().abort(messages, 0)
         assert world.staged() == []
@@ -238,18 +239,18 @@ def test_orphans_disturb_nobody_and_are_collected_by_age(world: World) -> None:
 
 def test_what_cannot_be_written_is_one_line(uri: str, tmp_path: Path, small_config: Callable[..., Path]) -> None:
     memwal.open(uri, schema=KEYED, key="id", settings=QUIET).close()
-    with pytest.raises(Invalid, match='outputMode "complete" replaces the table'):
+    with raises(Invalid):
         MemWalSource({"path": uri}).streamWriter(None, True)
-    with pytest.raises(Invalid, match=r"tables are written by name in streams only; use df\.writeStream"):
+    with raises(Invalid):
         MemWalSource({"path": uri}).writer(None, False)
-    with pytest.raises(Unavailable, match=r"no daemon serves .*: start `memwal serve`, or use foreachBatch"):
+    with raises(Unavailable):
         MemWalSource({"path": uri}).streamWriter(spark_schema(SCHEMA), False)
-    with pytest.raises(Invalid, match="option 'levl' is unknown"):
+    with raises(Invalid):
         WriteOptions.of({"path": uri, "levl": "x"})
     config = small_config(daemon={"endpoints": ["grpc://127.0.0.1:9"]})
     written = WriteOptions.of({"config": str(config), "checkpointlocation": "x"})
     assert (written.uri, written.endpoints) == (uri, ("grpc://127.0.0.1:9",))
-    with pytest.raises(Invalid, match="option 'path' beside config"):
+    with raises(Invalid):
         WriteOptions.of({"config": str(config), "path": uri})
-    with pytest.raises(Invalid, match=r"dlq.mode: writeStream.format\(\"memwal\"\) does not know it"):
+    with raises(Invalid):
         WriteOptions.of({"config": str(small_config(name="d.toml", dlq={"mode": "table"}))})

@@ -23,6 +23,7 @@ from memwal.ingest.spark.source.columns import BUCKET, OFFSET, PARTITION, PROBLE
 from memwal.ingest.spark.source.whole_input import RegionRows, by_region, until_end, with_counts
 from memwal.ingest.spark.task import TaskError
 from tests.conftest import SCHEMA
+from tests.messages import raises
 from tests.routed import ended, placed, shuffled
 
 BATCHES, EACH = 50, 4
@@ -78,7 +79,7 @@ def test_one_task_that_is_cut_short_applies_nothing(owner: tuple[Any, str], made
     task = OneTask(*tasks(table, endpoint, uri, bad))
     batches = list(ended(records(made, bad)))
     for boundary in range(len(batches)):
-        with pytest.raises(TaskError, match="cut short") as raised:
+        with raises(TaskError) as raised:
             list(task(iter(batches[:boundary])))
         assert isinstance(found_in(str(raised.value)), Unavailable)
     assert applied_of(table) == {None}
@@ -142,7 +143,7 @@ def cut(rows: pa.RecordBatch, size: int) -> list[pa.RecordBatch]:
 @pytest.mark.parametrize("count", [19, 21])
 def test_a_region_takes_no_other_number_of_rows_than_counted(count: int, made: Any) -> None:
     rows = RegionRows(0, count, iter([placed(made.table(range(20)))]))
-    with pytest.raises(Unavailable, match="cut short"):
+    with raises(Unavailable):
         list(rows)
 
 
@@ -154,7 +155,7 @@ def test_the_owner_takes_no_other_number_of_rows_than_announced(owner: tuple[Any
         for announced in (rows.num_rows - 1, rows.num_rows + 1, 0):
             stream = client.open_stream(table.base.regions[0], Token("query", 1), timeout=0.2, rows=announced)
             stream.write(rows.cast(client.schema).combine_chunks().to_batches()[0])
-            with pytest.raises(Unavailable, match=f"the sender announced {announced} rows"):
+            with raises(Unavailable):
                 stream.finish()
         assert table.count() == 0
         stream = client.open_stream(table.base.regions[0], Token("query", 1), rows=rows.num_rows)

@@ -10,6 +10,7 @@ from memwal.ingest.errors import Invalid
 from memwal.ingest.service.daemon.workers import ports_of, worker_settings
 from memwal.ingest.settings import endpoints as addresses
 from memwal.ingest.settings.load import load
+from tests.messages import raises
 
 ONE, OTHER = "grpc://10.0.0.1:7000", "grpc://10.0.0.2:8000"
 
@@ -45,20 +46,18 @@ def test_workers_without_endpoints_are_each_others_peers() -> None:
 
 
 def test_a_daemon_that_is_none_of_the_endpoints_is_told() -> None:
-    with pytest.raises(Invalid, match=r"daemon\.advertise"):
+    with raises(Invalid):
         worker_settings(settings(endpoints=[ONE, OTHER], port=9000, workers=2), [9000, 9001])
 
 
 @pytest.mark.parametrize(
-    ("daemon", "said"),
+    "daemon",
     [
-        ({"endpoints": [ONE, ONE]}, f"endpoints: {ONE} is listed twice"),
-        ({"endpoints": [ONE, "grpc://10.0.0.1:7001"], "workers": 2}, "7001 is listed twice, counting the workers"),
-        ({"endpoints": [ONE], "advertise": "grpc://10.0.0.1:7001"}, "is not one of endpoints; did you mean"),
+        {"endpoints": [ONE, ONE]},
+        {"endpoints": [ONE, "grpc://10.0.0.1:7001"], "workers": 2},
+        {"endpoints": [ONE], "advertise": "grpc://10.0.0.1:7001"},
     ],
 )
-def test_endpoints_that_make_no_sense_are_refused(daemon: Any, said: str) -> None:
-    with pytest.raises(Invalid) as refused:
+def test_endpoints_that_make_no_sense_are_refused(daemon: Any) -> None:
+    with raises(Invalid):
         settings(**daemon)
-    assert said in str(refused.value)
-    assert len(refused.value.lines) == 1

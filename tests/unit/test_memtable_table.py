@@ -18,6 +18,7 @@ from memwal.memtable import (
 )
 from memwal.memtable.batch_store import BATCH_OVERHEAD, MERGE_AT, SMALL_ROWS
 from memwal.memtable.text.index import TextIndex
+from tests.messages import raises
 
 BASE = pa.schema(
     [
@@ -83,28 +84,28 @@ def test_a_snapshot_keeps_its_rows_when_they_are_replaced_or_deleted() -> None:
 def test_masks_cannot_be_changed_by_a_caller() -> None:
     table = make()
     put(table, id=[1])
-    with pytest.raises(ValueError, match="read-only"):
+    with raises(ValueError):
         table.snapshot().live()[0] = False
 
 
 @pytest.mark.parametrize(
-    ("vector", "named"),
+    "vector",
     [
-        ([float("nan"), 0.0], "NaN"),
-        ([float("inf"), 0.0], "NaN"),
-        ([1e300, 0.0], "too large"),
-        ([1e30, 0.0], "too long"),
-        ([None, 1.0], "null"),
+        [float("nan"), 0.0],
+        [float("inf"), 0.0],
+        [1e300, 0.0],
+        [1e30, 0.0],
+        [None, 1.0],
     ],
 )
-def test_a_bad_vector_is_refused_with_its_row_and_nothing_changes(vector: list[Any], named: str) -> None:
+def test_a_bad_vector_is_refused_with_its_row_and_nothing_changes(vector: list[Any]) -> None:
     schema = row_schema(pa.schema([BASE.field("id"), ("vector", pa.list_(pa.float64(), 2))]), ["id"])
     table = MemTable(schema, ["id"], [IndexSpec("vector", "ivf_pq")], 1)
     table.apply(with_tombstone(pa.table({"id": [1], "vector": [[1.0, 0.0]]}), schema))
     usage = table.usage()
     bad = with_tombstone(pa.table({"id": [1, 5, 6], "vector": [[0.0, 1.0], None, vector]}), schema)
     for refusing in (table.check, table.apply):
-        with pytest.raises(InvalidRows, match=named) as caught:
+        with raises(InvalidRows) as caught:
             refusing(bad)
         assert (caught.value.column, caught.value.row) == ("vector", 2)
     assert table.usage() == usage
@@ -114,7 +115,7 @@ def test_a_bad_vector_is_refused_with_its_row_and_nothing_changes(vector: list[A
 
 
 def test_rows_of_another_schema_are_refused() -> None:
-    with pytest.raises(InvalidRows, match="_tombstone"):
+    with raises(InvalidRows):
         make().apply(pa.table({"id": [1], "name": ["x"], "vector": [None]}, schema=BASE))
 
 
@@ -130,7 +131,7 @@ def test_a_frozen_memtable_refuses_rows_and_goes_on_answering() -> None:
     table = make()
     put(table, id=[1, 2], name=["alpha beta", "gamma"], vector=[[1.0, 0.0], [0.0, 1.0]])
     table.freeze()
-    with pytest.raises(MemTableFrozen, match="generation 3"):
+    with raises(MemTableFrozen):
         put(table, id=[3])
     snapshot = table.snapshot()
     assert snapshot.match("name", "gamma", 5, snapshot.live())[0].tolist() == [1]
@@ -150,7 +151,7 @@ def test_a_put_that_breaks_half_way_is_invisible_and_stops_the_memtable(
     with pytest.raises(MemoryError):
         put(table, id=[1, 2], name=["beta", "gamma"])
     monkeypatch.undo()
-    with pytest.raises(MemTableFailed, match="reopen"):
+    with raises(MemTableFailed):
         put(table, id=[3])
     assert live(table) == [{"id": 1, "name": "alpha"}]
 
@@ -170,7 +171,7 @@ def test_take_keeps_the_order_asked_for_and_leaves_the_tombstone_out() -> None:
         {"name": "c", "_tombstone": False},
         {"name": "a", "_tombstone": False},
     ]
-    with pytest.raises(InvalidRows, match="'name'"):
+    with raises(InvalidRows):
         snapshot.take(np.array([0]), ["nmae"])
     with pytest.raises(IndexError):
         snapshot.take(np.array([-1]))

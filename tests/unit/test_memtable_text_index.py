@@ -15,6 +15,7 @@ from memwal.memtable import IndexSpec, InvalidRows, MemTable, Snapshot, row_sche
 from memwal.memtable.text import index as text_index
 from memwal.memtable.text.analysis import analyzer
 from tests.index_modes import memtable_in
+from tests.messages import raises
 
 BASE = pa.schema([pa.field("id", pa.int64(), nullable=False), ("body", pa.string())])
 ROWS = row_schema(BASE, ["id"])
@@ -94,7 +95,7 @@ def test_tokens_are_those_of_lance(real_packages: pa.Table, parameters: dict[str
 
 @pytest.mark.parametrize("language", ["Arabic", "Greek", "Romanian", "Tamil", "Turkish"])
 def test_a_language_without_stop_words_is_refused_with_the_remedy(language: str) -> None:
-    with pytest.raises(InvalidRows, match="custom_stop_words"):
+    with raises(InvalidRows):
         empty(language=language)
     assert matched(build(["one two"], language=language, custom_stop_words=["one"]), "one two") == {0}
 
@@ -205,21 +206,20 @@ def test_other_languages_stem(language: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("parameters", "named"),
+    "parameters",
     [
-        ({"base_tokenizer": "icu"}, "simple, whitespace, raw, ngram"),
-        ({"base_tokenizer": "ngram", "min_ngram_length": 4}, "max_ngram_length = 3"),
-        ({"base_tokenizer": "ngram", "max_ngram_length": 0}, "at least 1"),
-        ({"base_tokenizer": "ngram", "prefix_only": "yes"}, "true or false"),
-        ({"custom_stop_words": "the"}, "a list of words"),
-        ({"custom_stop_words": [1]}, "a list of words"),
+        {"base_tokenizer": "icu"},
+        {"base_tokenizer": "ngram", "min_ngram_length": 4},
+        {"base_tokenizer": "ngram", "max_ngram_length": 0},
+        {"base_tokenizer": "ngram", "prefix_only": "yes"},
+        {"custom_stop_words": "the"},
+        {"custom_stop_words": [1]},
     ],
     ids=str,
 )
-def test_parameters_that_only_one_side_has_or_none_are_refused(parameters: dict[str, Any], named: str) -> None:
-    with pytest.raises(InvalidRows, match=named) as caught:
+def test_parameters_that_only_one_side_has_or_none_are_refused(parameters: dict[str, Any]) -> None:
+    with raises(InvalidRows):
         empty(**parameters)
-    assert "\n" not in str(caught.value)
 
 
 def test_invalid_utf8_that_nobody_refused_poisons_nothing() -> None:
@@ -346,5 +346,5 @@ def test_steps_matches_and_puts_at_once_lose_no_row() -> None:
 
 def test_a_column_without_index_is_refused_with_the_remedy() -> None:
     snapshot = build(["x"])
-    with pytest.raises(InvalidRows, match="no fts index"):
+    with raises(InvalidRows):
         snapshot.match("id", "x", 1, snapshot.live())

@@ -1,6 +1,5 @@
 """The query that a text stands for and its rows, compared with a scan of every text."""
 
-import re
 from typing import Any
 
 import numpy as np
@@ -10,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memwal.memtable import IndexSpec, InvalidRows, Snapshot, row_schema, with_tombstone
-from memwal.memtable.text.query import MAX_CHARACTERS, MAX_WORDS, TextParser
+from memwal.memtable.text.query import MAX_WORDS, TextParser
 from tests.index_modes import memtable_in
+from tests.messages import raises
 
 ROWS = row_schema(pa.schema([pa.field("id", pa.int64(), nullable=False), ("body", pa.string())]), ["id"])
 WORDS = ("web", "the", "server", "serve", "lib", "library")
@@ -87,15 +87,14 @@ def test_a_raw_tokenizer_is_asked_for_the_text_as_it_stands() -> None:
 
 def test_a_phrase_needs_positions_and_a_word_in_quotes_does_not() -> None:
     snapshot = build(["web server", "server web"], with_position=False)
-    with pytest.raises(InvalidRows, match="with_position = true") as caught:
+    with raises(InvalidRows):
         snapshot.match("body", 'some "web server"', 5, snapshot.live())
-    assert "\n" not in str(caught.value)
     assert matched(snapshot, '"server"') == [0, 1]
     assert matched(snapshot, '+web +"the server"') == [0, 1]
 
 
 def test_a_phrase_of_ngrams_is_refused() -> None:
-    with pytest.raises(InvalidRows, match="leave out the quotes"):
+    with raises(InvalidRows):
         parsed('"web server"', base_tokenizer="ngram")
 
 
@@ -139,24 +138,23 @@ def test_lance_is_asked_for_ngrams_that_it_makes_again_of_their_source() -> None
 
 
 @pytest.mark.parametrize(
-    ("text", "named"),
+    "text",
     [
-        (5, "int"),
-        (None, "NoneType"),
-        (b"web", "bytes"),
-        ("web \ud800", "surrogate pair at 4"),
-        ("web " * (MAX_WORDS + 1), f"has {MAX_WORDS + 1} words; ask for at most {MAX_WORDS}"),
-        ("+web " * (MAX_WORDS + 1), "at most"),
-        ("web* " * MAX_WORDS, "at most"),
-        ('" ' * 500_000, f"has 1000000 characters; ask for at most {MAX_CHARACTERS}"),
+        5,
+        None,
+        b"web",
+        "web \ud800",
+        "web " * (MAX_WORDS + 1),
+        "+web " * (MAX_WORDS + 1),
+        "web* " * MAX_WORDS,
+        '" ' * 500_000,
     ],
     ids=lambda value: str(value)[:20],
 )
-def test_what_cannot_be_asked_is_refused_in_one_line(text: Any, named: str) -> None:
+def test_what_cannot_be_asked_is_refused_in_one_line(text: Any) -> None:
     snapshot = build(["web"])
-    with pytest.raises(InvalidRows, match=re.escape(named)) as caught:
+    with raises(InvalidRows):
         snapshot.match("body", text, 5, snapshot.live())
-    assert "\n" not in str(caught.value)
     assert matched(snapshot, "web") == [0]
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from memwal.memtable import InvalidRows
 from memwal.memtable.filter.translation import checked, translate
+from tests.messages import raises
 from tests.support.snapshots import snapshot
 
 STAMPS = [0, 1, 999, 1_000, 1_001, 1_582_934_523_004_000_001, -1, None]
@@ -83,9 +84,8 @@ def test_the_same_rows_as_lance(dataset: lance.LanceDataset, filter: str, monkey
 @pytest.mark.parametrize("filter", filters(REFUSED))
 def test_a_timestamp_that_would_be_cut_short_is_refused(filter: str) -> None:
     table = snapshot(rows())
-    with pytest.raises(InvalidRows, match=r"1970-01-01 00:00:00\.0+1.*write .*to_timestamp_nanos\(") as error:
+    with raises(InvalidRows):
         table.where(filter, table.live())
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("filter", [f"s = '{FINE}'", f"s = 'timestamp {FINE}'", f"s in ('{FINE}', 'a') and t < now()"])

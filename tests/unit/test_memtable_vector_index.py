@@ -12,6 +12,7 @@ import pytest
 
 from memwal.memtable import IndexSpec, InvalidRows, MemTable, Snapshot, row_schema, with_tombstone
 from memwal.memtable.vector import index as vector_index
+from tests.messages import raises
 
 WIDTH = 8
 
@@ -272,15 +273,15 @@ def test_the_same_puts_and_searches_give_the_same_answers() -> None:
 )
 def test_a_bad_query_is_refused(query: Any) -> None:
     snapshot = build(np.ones((3, WIDTH)))
-    with pytest.raises(InvalidRows, match="'vector'"):
+    with raises(InvalidRows):
         snapshot.search("vector", query, 1, snapshot.live())
 
 
 def test_a_column_without_index_is_refused_with_the_remedy() -> None:
     snapshot = build(np.ones((3, WIDTH)))
-    with pytest.raises(InvalidRows, match="no ivf_pq index"):
+    with raises(InvalidRows):
         snapshot.search("id", [1.0], 1, snapshot.live())
-    with pytest.raises(InvalidRows, match="'vector'"):
+    with raises(InvalidRows):
         snapshot.search("vectro", [1.0], 1, snapshot.live())
 
 

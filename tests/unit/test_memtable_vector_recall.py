@@ -14,6 +14,7 @@ from memwal.memtable.vector import index as vector_index
 from memwal.memtable.vector.column import VectorBatch, unit_length
 from memwal.memtable.vector.index import VectorIndex
 from memwal.memtable.vector.quantiser import Quantiser
+from tests.messages import raises
 
 ROWS, WIDTH, K = 100_000, 128, 10
 METRICS = ["l2", "cosine", "dot"]
@@ -247,7 +248,7 @@ def test_a_model_of_other_rows_gives_way_to_training() -> None:
 )
 def test_a_model_that_cannot_be_one_is_refused(centroids: np.ndarray, codebook: np.ndarray) -> None:
     model = VectorModel(centroids.astype(np.float32), codebook.astype(np.float32))
-    with pytest.raises(InvalidRows, match="model for column 'v'"):
+    with raises(InvalidRows):
         VectorIndex(IndexSpec("v", "ivf_pq"), WIDTH, model)
 
 

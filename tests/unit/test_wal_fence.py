@@ -43,6 +43,7 @@ from memwal.wal.layout import (
     wal_prefix,
 )
 from tests.log_rows import CODEC, SCHEMA, FailingReads, rows
+from tests.messages import raises
 from tests.support.clock import FakeClock, SeededIds
 from tests.support.memory_store import MemoryStore
 
@@ -145,7 +146,7 @@ def test_the_older_writer_is_fenced_with_both_epochs_and_loses_nothing() -> None
     older.append(rows(1), generation=1, applied={})
     newer = take(store)
     for _ in range(2):
-        with pytest.raises(Fenced, match=f"{REGION}: writer epoch 1 was fenced by epoch 2") as caught:
+        with raises(Fenced) as caught:
             older.append(rows(2), generation=1, applied={})
     assert (caught.value.ours, caught.value.theirs) == (1, 2)
     assert found(newer) == [1]
@@ -157,9 +158,9 @@ def test_a_fenced_guard_stays_fenced_by_the_highest_seen() -> None:
     guard = EpochGuard(REGION, 3)
     guard.check()
     for theirs in (5, 4):
-        with pytest.raises(Fenced, match="by epoch 5"):
+        with raises(Fenced):
             guard.fenced_by(theirs)
-    with pytest.raises(Fenced, match="by epoch 5"):
+    with raises(Fenced):
         guard.check()
 
 
@@ -168,7 +169,7 @@ def test_a_sealed_region_is_refused() -> None:
     take(store)
     ManifestStore(store, REGION).edit_unowned(lambda current: replace(current, status=RegionStatus.SEALED))
     before = sorted(store.list(""))
-    with pytest.raises(Sealed, match=f"{REGION} is sealed"):
+    with raises(Sealed):
         take(store)
     assert sorted(store.list("")) == before
 
@@ -176,7 +177,7 @@ def test_a_sealed_region_is_refused() -> None:
 def test_a_region_of_another_sharding_spec_is_refused() -> None:
     store = MemoryStore()
     take(store)
-    with pytest.raises(Corrupt, match="belongs to routing version 1, expected 2"):
+    with raises(Corrupt):
         claim(store, REGION, spec_id=2, codec=CODEC, ids=IDS, clock=CLOCK)
 
 
@@ -192,7 +193,7 @@ def test_a_sealed_region_is_opened_by_a_newer_routing_with_its_map_and_closed_to
     opened = claim(store, REGION, spec_id=2, codec=CODEC, ids=IDS, clock=CLOCK, opening={"a": 5})
     assert (opened.manifest.status, opened.manifest.spec_id, opened.applied) == (RegionStatus.ACTIVE, 2, {"a": 5})
     for more in ({}, {"seal": True}):
-        with pytest.raises(Resized, match="routing version 1 was replaced by 2"):
+        with raises(Resized):
             claim(store, REGION, spec_id=1, codec=CODEC, ids=IDS, clock=CLOCK, **more)
     assert claim(store, REGION, spec_id=2, codec=CODEC, ids=IDS, clock=CLOCK).applied == {"a": 5}
 
@@ -211,7 +212,7 @@ def test_entries_without_any_manifest_are_corruption() -> None:
     writer(store, take(store)).append(rows(1), generation=1, applied={})
     for key in store.list(manifest_prefix(REGION)):
         store.delete(key)
-    with pytest.raises(Corrupt, match="entries up to position 1 but had no manifest"):
+    with raises(Corrupt):
         take(store)
 
 
@@ -220,7 +221,7 @@ def test_lost_manifests_are_refused_before_anything_is_written() -> None:
     writer(store, take(store)).append(rows(1), generation=1, applied={})
     for key in store.list(manifest_prefix(REGION)):
         store.delete(key)
-    with pytest.raises(Corrupt, match=r"restore _mem_wal/.*/manifest/ from a backup, or move .*/wal/ away"):
+    with raises(Corrupt):
         take(store)
     assert store.list("") == [entry_key(REGION, 1, "lance")]
 
@@ -232,9 +233,7 @@ def test_entries_of_the_other_format_are_refused_before_the_epoch_is_raised(regi
         writer(store, take(store)).append(rows(1), generation=1, applied={})
     store.put(entry_key(REGION, 2, "arrow"), b"")
     before = sorted(store.list(""))
-    with pytest.raises(
-        Corrupt, match=r'\.arrow format in a region whose entries are \.lance; set \[wal\] format = "arrow"'
-    ):
+    with raises(Corrupt):
         take(store)
     assert sorted(store.list("")) == before
 
@@ -257,7 +256,7 @@ def test_a_damaged_entry_in_the_middle_is_named_and_everything_left_as_it_is(dam
     before = snapshot(store)
     told: list[int] = []
     store.calls.clear()
-    with pytest.raises(Corrupt, match=rf"{key}: WAL entry at position 3: .*; restore this object from a backup"):
+    with raises(Corrupt):
         claim(
             store,
             REGION,
@@ -283,7 +282,7 @@ def test_a_hole_in_the_log_stops_the_claim() -> None:
     for number in range(3):
         first.append(rows(number), generation=1, applied={})
     store.delete(entry_key(REGION, 2, "lance"))
-    with pytest.raises(Corrupt, match="position 2 is missing"):
+    with raises(Corrupt):
         take(store)
 
 
@@ -344,7 +343,7 @@ def test_the_map_is_that_of_the_newest_entry_that_carries_one(
 
 def test_a_hole_above_the_cursor_does_not_end_the_search_for_the_map() -> None:
     store = MemoryStore()
-    with pytest.raises(Corrupt, match="position 3 is missing"):
+    with raises(Corrupt):
         with_foreign({4}, {3}, 2, store)
     assert not store.exists(entry_key(REGION, 5, "lance"))  # a sentinel without the map would hide it for ever
 
@@ -409,7 +408,7 @@ def test_a_read_that_fails_for_a_moment_does_not_fail_the_claim(failures: int, r
 def test_reads_that_keep_failing_end_within_the_budget() -> None:
     store, clock = Unavailable(), FakeClock()
     store.failures = 10**9
-    with pytest.raises(StoreUnavailable, match=r"storage answered 503 \(\d\d attempts in \d\d\.\ds\)"):
+    with raises(StoreUnavailable):
         claim(store, REGION, spec_id=1, codec=CODEC, ids=IDS, clock=clock)
     assert 15 < clock.monotonic() <= 30
     assert store.calls < 50  # no spinning
@@ -419,7 +418,7 @@ def test_reads_that_keep_failing_end_within_the_budget() -> None:
 def test_a_refusal_is_not_tried_again() -> None:
     store, clock = Unavailable(), FakeClock()
     store.failures, store.error = 10**9, StoreRefused("no permission to list")
-    with pytest.raises(StoreRefused, match="no permission"):
+    with raises(StoreRefused):
         claim(store, REGION, spec_id=1, codec=CODEC, ids=IDS, clock=clock)
     assert (clock.slept, store.calls) == ([], 1)
 
@@ -466,7 +465,7 @@ def test_an_append_that_learns_of_the_fence_after_it_wrote_has_an_unknown_outcom
 
     def append(_: ObjectStore) -> None:
         clock.advance(60.0)  # so that the manifest is read again before the ack
-        with pytest.raises(OutcomeUnknown, match="writer epoch 1 was fenced by epoch 2") as caught:
+        with raises(OutcomeUnknown) as caught:
             older.append(rows(1), generation=1, applied={"q": 1})
         told.append(caught.value)
 
@@ -484,7 +483,7 @@ def test_a_claim_overtaken_before_its_sentinel_is_fenced() -> None:
     store = At(is_entry, lambda inner: newer.append(take(inner)))
     take(store)
     store.armed = True
-    with pytest.raises(Fenced, match="epoch 2 was fenced by epoch 3"):
+    with raises(Fenced):
         take(store)
     assert writer(store, newer[0]).append(rows(1), generation=1, applied={}) == newer[0].next_position
     assert found(take(store)) == [1]
@@ -500,7 +499,7 @@ def test_a_first_claim_that_finds_the_sentinel_of_the_next_one_is_fenced() -> No
                 take(self)
             return super().exists(key)
 
-    with pytest.raises(Fenced, match="epoch 1 was fenced by epoch 2"):
+    with raises(Fenced):
         take(Overtaken())
 
 
@@ -510,7 +509,7 @@ def test_a_claim_that_loses_the_manifest_takes_the_next_epoch() -> None:
     take(store)
     store.armed = True
     assert take(store).guard.epoch == 3
-    with pytest.raises(Fenced, match="epoch 2 was fenced by epoch 3"):
+    with raises(Fenced):
         writer(store, newer[0]).append(rows(1), generation=1, applied={})
 
 

@@ -23,6 +23,7 @@ from memwal.wal.fences import _encode
 from memwal.wal.layout import entry_key, fences_key, manifest_key, version_hint_key, wal_prefix
 from memwal.wal.probing import newest_from
 from tests.log_rows import CODEC, rows
+from tests.messages import raises
 from tests.support.clock import FakeClock, SeededIds
 from tests.support.memory_store import MemoryStore
 
@@ -122,7 +123,7 @@ def test_a_hole_is_no_end_of_the_log_though_no_listing_shows_what_is_behind_it(l
     store = aged(1500, tail=400)
     for position in lost:
         store.delete(entry_key(REGION, position, "lance"))
-    with pytest.raises(Corrupt, match=f"position {lost[0]} is missing"):
+    with raises(Corrupt):
         take(store)
     assert not store.exists(entry_key(REGION, lost[0], "lance"))  # a sentinel in the hole would hide the entries above
 

@@ -26,6 +26,7 @@ from memwal.wal import (
 )
 from memwal.wal.layout import manifest_key, parse_entry_key, parse_manifest_key
 from tests.log_rows import CODEC, rows
+from tests.messages import raises
 from tests.support.clock import FakeClock
 from tests.support.memory_store import MemoryStore
 
@@ -223,7 +224,7 @@ def test_a_log_that_ends_below_the_position_told_is_corrupt() -> None:
     for key in store.list(""):
         if (entry := parse_entry_key(key)) is not None and entry.position == 2:
             store.delete(key)
-    with pytest.raises(Corrupt, match="position 2 is missing"):
+    with raises(Corrupt):
         Owner(store, former.told)
 
 

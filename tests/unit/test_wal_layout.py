@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from memwal.wal import bucket_region, regions
 from memwal.wal import layout as keys
+from tests.messages import raises
 from tests.support.memory_store import MemoryStore
 
 NUMBERS = st.integers(min_value=1, max_value=2**64 - 1)
@@ -24,13 +25,13 @@ def test_rev_is_the_binary_read_backwards() -> None:
 
 @pytest.mark.parametrize("number", [-1, 2**64])
 def test_rev_refuses_what_64_digits_cannot_hold(number: int) -> None:
-    with pytest.raises(ValueError, match="outside"):
+    with raises(ValueError):
         keys.rev(number)
 
 
 @pytest.mark.parametrize("text", ["", "0" * 63, "2" + "0" * 63, "0" * 65])
 def test_parse_rev_refuses_other_text(text: str) -> None:
-    with pytest.raises(ValueError, match="64 binary digits"):
+    with raises(ValueError):
         keys.parse_rev(text)
 
 
@@ -76,12 +77,12 @@ def test_numbering_starts_at_one() -> None:
         lambda r, n: keys.entry_key(r, n, "lance"),
         lambda r, n: keys.sst_name("0" * 8, n),
     ):
-        with pytest.raises(ValueError, match="starts at 1"):
+        with raises(ValueError):
             build(REGION, 0)
 
 
 def test_sst_token_is_eight_hex_digits() -> None:
-    with pytest.raises(ValueError, match="8 lower-case hex digits"):
+    with raises(ValueError):
         keys.sst_name("XYZ", 1)
 
 

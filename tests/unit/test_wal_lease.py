@@ -9,6 +9,7 @@ import pytest
 
 from memwal import wal
 from memwal.wal.retries import CLOCK_RATE
+from tests.messages import raises
 from tests.support.clock import FakeClock
 from tests.support.memory_store import MemoryStore
 
@@ -74,7 +75,7 @@ def test_a_deposed_owner_is_told_when_its_lease_is_over_and_the_next_one_waits_l
     assert newer.waits(claimed) == pytest.approx(CLOCK_RATE * LEASE)
     assert lease.covers(lease.ticket()), "nothing was acknowledged by the newer one yet"
     older.clock.advance(LEASE)
-    with pytest.raises(wal.Fenced, match="writer epoch 1 was fenced by epoch 2"):
+    with raises(wal.Fenced):
         lease.prove()
     assert not lease.covers(lease.ticket())
 
@@ -170,5 +171,5 @@ def test_the_lease_survives_an_edit_and_a_claim_may_not_lower_it(store: wal.Obje
     edited = machine.manifests.edit(claimed.guard, lambda current: replace(current, last_seen=0, current_generation=2))
     assert wal.RegionManifest.decode(edited.encode()).read_lease == 1000 * LEASE
     lower = replace(edited, version=edited.version + 1, writer_epoch=2, read_lease=0)
-    with pytest.raises(wal.InvariantViolation, match="a claim lowered the read lease from 500 to 0 ms"):
+    with raises(wal.InvariantViolation):
         wal.check_succession(edited, lower)

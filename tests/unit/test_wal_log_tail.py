@@ -13,6 +13,7 @@ from memwal.wal import BatchPart, Corrupt, EntryHeader, LogTail, ManifestStore, 
 from memwal.wal.layout import entry_key, manifest_key
 from memwal.wal.replay import replay
 from tests.log_rows import CODEC, SCHEMA
+from tests.messages import raises
 from tests.support.memory_store import MemoryStore
 
 REGION = bucket_region(1)
@@ -182,12 +183,12 @@ def test_manifests_pruned_under_a_reader_that_slept_are_found_again() -> None:
 
 def test_a_damaged_entry_is_named_and_a_look_before_begin_is_a_mistake() -> None:
     log = Log()
-    with pytest.raises(ValueError, match="begin"):
+    with raises(ValueError):
         log.tail.look()
     assert log.begun() == []
     log.entry()
     log.store.put(entry_key(REGION, 1, "lance"), b"rubbish")
-    with pytest.raises(Corrupt, match="wal/1000"):
+    with raises(Corrupt):
         log.looked()
 
 

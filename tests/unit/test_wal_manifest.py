@@ -24,6 +24,7 @@ from memwal.wal import (
     bucket_region,
 )
 from memwal.wal.layout import manifest_key, version_hint_key
+from tests.messages import raises
 from tests.support.clock import FakeClock, SeededIds
 from tests.support.memory_store import MemoryStore
 
@@ -96,7 +97,7 @@ def test_every_flipped_bit_and_every_missing_byte_is_noticed() -> None:
 
 def test_a_manifest_from_before_the_checksum_is_said_to_be_one() -> None:
     before = FIRST.encode()[:-7] + bytes.fromhex("8ab518026162")  # the edit id stood at the end
-    with pytest.raises(Corrupt, match=r"no checksum.*unreleased state of memwal.*new table"):
+    with raises(Corrupt):
         RegionManifest.decode(before)
 
 
@@ -132,7 +133,7 @@ def grow(manifests: ManifestStore, versions: int) -> RegionManifest:
 
 def test_no_version_yet(manifests: ManifestStore) -> None:
     assert manifests.latest() is None
-    with pytest.raises(Corrupt, match="has no manifest"):
+    with raises(Corrupt):
         manifests.edit_unowned(lambda found: found)
 
 
@@ -170,7 +171,7 @@ def test_old_versions_may_be_gone(store: MemoryStore, manifests: ManifestStore) 
 
 def test_a_manifest_under_the_wrong_name_is_corrupt(store: MemoryStore, manifests: ManifestStore) -> None:
     store.put(manifest_key(REGION, 2), grow(manifests, 1).encode())
-    with pytest.raises(Corrupt, match=r"/manifest/010.*holds version 1"):
+    with raises(Corrupt):
         manifests.latest()
 
 
@@ -223,7 +224,7 @@ def test_a_fenced_owner_cannot_edit(store: MemoryStore, manifests: ManifestStore
     current = grow(manifests, 1)
     assert manifests.create(current, replace(current, version=2, writer_epoch=2))
     guard = EpochGuard(REGION, 1)
-    with pytest.raises(Fenced, match="writer epoch 1 was fenced by epoch 2"):
+    with raises(Fenced):
         manifests.edit(guard, lambda found: replace(found, last_seen=5))
     with pytest.raises(Fenced):
         guard.check()
@@ -232,7 +233,7 @@ def test_a_fenced_owner_cannot_edit(store: MemoryStore, manifests: ManifestStore
 
 def test_a_manifest_older_than_the_claim_is_corrupt(manifests: ManifestStore) -> None:
     grow(manifests, 1)
-    with pytest.raises(Corrupt, match="writer epoch 1, but epoch 3 was claimed"):
+    with raises(Corrupt):
         manifests.owned(EpochGuard(REGION, 3))
 
 

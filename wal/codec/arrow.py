@@ -150,7 +150,8 @@ def _batches(reader: pa.RecordBatchStreamReader) -> Iterator[tuple[pa.RecordBatc
 def _check_sum(data: bytes) -> None:
     found, recorded = zlib.crc32(memoryview(data)[:-_TRAILER]), data[-8:]
     if recorded != b"%08x" % found:
-        raise Corrupt(f"checksum is {found:08x}, recorded is {recorded!r}; the object was damaged after writing")
+        text = repr(recorded.decode("latin-1"))  # damaged bytes may be no digits
+        raise Corrupt(f"checksum is {found:08x}, recorded is {text}; the object was damaged after writing")
 
 
 def _check_values(table: pa.Table) -> None:

@@ -137,10 +137,10 @@ def _check_whole(data: bytes) -> None:
     at = mark + len(_CRC_MARK)
     view = memoryview(data)
     found = zlib.crc32(view[at + 8 :], zlib.crc32(_NO_CRC, zlib.crc32(view[:at])))
-    if data[at : at + 8] != b"%08x" % found:
-        raise Corrupt(
-            f"checksum is {found:08x}, recorded is {data[at : at + 8]!r}; the object was damaged after writing"
-        )
+    recorded = data[at : at + 8]
+    if recorded != b"%08x" % found:
+        text = repr(recorded.decode("latin-1"))  # damaged bytes may be no digits
+        raise Corrupt(f"checksum is {found:08x}, recorded is {text}; the object was damaged after writing")
 
 
 def open_scratch(process: int | str = "self") -> tuple[IO[bytes] | Any, str]:

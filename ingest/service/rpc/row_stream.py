@@ -135,7 +135,7 @@ class _Incoming:
         return Unavailable(f"the daemon at {self._endpoint} was lost while its rows were read; read again", _LOST)
 
     def _silent(self) -> Unavailable:
-        text = f"the daemon at {self._endpoint} has sent no rows for {self._timeout:g} s; read again"
+        text = f"the daemon at {self._endpoint} has sent no rows for {self._timeout:.1f} s; read again"
         return Unavailable(text, _LOST)
 
     def _watch(self) -> None:
