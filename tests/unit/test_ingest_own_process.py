@@ -49,7 +49,7 @@ def test_standard_streams_that_the_parent_closed(closed: str, words: str, expect
 
 
 @pytest.mark.parametrize(
-    ("arguments", "expected"), [(["cli.app", "--version"], 0), (["cli.app", "no-command"], 2), (["daemon"], 1)]
+    ("arguments", "expected"), [(["cli.app", "--version"], 0), (["cli.app", "no-command"], 2), (["service.daemon"], 1)]
 )
 def test_the_command_and_a_child_daemon(arguments: list[str], expected: int, tmp_path: Path) -> None:
     code, out = ended(["-m", f"memwal.ingest.{arguments[0]}", *arguments[1:]], tmp_path)

@@ -227,7 +227,14 @@ def read_damaged(whole: bytes) -> tuple[int, int]:
 
 def test_damage_to_an_entry_without_checksum_never_ends_the_process() -> None:
     """Runs in a separate process, because offsets that point outside their buffers would end the process."""
-    done = subprocess.run([sys.executable, __file__], capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.unit.test_wal_codec_arrow"],
+        cwd=GOLDEN.parents[2],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     refused, read = map(int, done.stdout.split())
     assert refused > read > 0
