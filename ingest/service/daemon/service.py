@@ -4,7 +4,7 @@ The command of the descriptor is a JSON object (`rpc.wire`). `op` names the oper
 the operation. `FlightService.operations` is the table of operations, with the role that a caller needs.
 
     get, search, candidates {"regions", …}   reads that send keys or a vector with the request
-    scan, match, count {"regions", …}        the other reads; a scan streams its rows
+    scan, match, count, facets {"regions", …}   the other reads; a scan streams its rows
     changes {"since", "until", "images", "columns"}   the next changes, of all regions, whoever owns them; the metadata
         `memwal:changes` of the schema has {"position", "more"}
     changes_position {"at"}, base_version, status, indexes
