@@ -111,6 +111,10 @@ def test_a_reader_that_missed_a_resize_is_not_given_half_of_the_rows(tmp_path: P
         assert READS[read](client) == 6
 
 
+RESIZING = ("resized", "not_owner")
+"""Reasons of a rejection by a daemon that has opened the resized table, and by one that is about to."""
+
+
 def at_once(_table: RemoteTable, _attempts: Any, error: Exception, _seen: int) -> None:
     """Raise the error in place of another attempt."""
     raise error
@@ -138,8 +142,9 @@ def test_owners_that_have_not_heard_of_a_resize_do_not_give_half_of_the_rows(
         resize(uri, {}, LocalStore(uri), 4, clock=FakeClock(), ids=SystemIds())
         monkeypatch.setattr(RemoteTable, "_before_next", at_once)
         for read in READS.values():
-            with raises(memwal.Unavailable):
+            with pytest.raises(memwal.Unavailable) as refused:
                 read(client)
+            assert refused.value.details["reason"] in RESIZING
         for service in services:  # the check that a daemon makes every second: here it opens the table anew
             assert service.table.resizing.done() is not None
 
@@ -166,8 +171,9 @@ def test_a_read_that_a_daemon_begins_anew_under_is_of_the_regions_that_it_asked_
             service.table = anew
 
         monkeypatch.setattr("memwal.ingest.service.daemon.service.expect_routing", begins_anew)
-        with raises(memwal.Unavailable):
+        with pytest.raises(memwal.Unavailable) as refused:
             connection.read("count", asked)
+        assert refused.value.details["reason"] in RESIZING
 
 
 @pytest.mark.parametrize("daemons", [1, 2])
