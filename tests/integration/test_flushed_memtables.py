@@ -93,7 +93,7 @@ def test_rows_that_waited_for_their_index_at_the_flush_are_indexed_after_it(
     table.put(made.table(range(300)))
     table.flush()
     (kept,) = table._reader._cache._kept.values()
-    memtable = kept.loaded.result().table
+    memtable, _ = kept.loaded.result()
     text = memtable._indexes.texts["body"]
     assert text._waiting
     may.append(True)
