@@ -40,6 +40,7 @@ _VARIABLE = [
     (r"((?:127\.0\.0\.1|localhost|\[::1\])(?::|', ))\d{4,5}\b", r"\1<port>"),
     (r"\b(process|pid) \d+\b", r"\1 <pid>"),
     (r"\b\d+ attempts in [\d.]+s\b", "<number> attempts in <time>"),
+    (r"(Not found: )\d+/", r"\1<tmp>/"),
     (r"(s3://memwal-tests/)\d+\b", r"\1<number>"),
     (r"(_mem_wal/probe/)[0-9a-f]{8}\b", r"\1<hex>"),
 ]

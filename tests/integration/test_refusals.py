@@ -175,6 +175,7 @@ GETS: Mapping[str, tuple[Mapping[str, Any], pa.Table | None]] = {
     "search": ({"column": "v", "k": 1}, VECTOR),
     "match": ({"column": "v", "text": "a", "k": 1}, None),
     "candidates": ({}, VECTOR),
+    "facets": ({"column": "v"}, None),
     "changes": ({}, None),
 }
 OPERATIONS = FlightService.operations
