@@ -401,8 +401,9 @@ def test_endpoints_that_are_down_do_no_harm(pair: Callable[..., Any], made: Any)
                 client.put(made.rows(range(40)))
                 assert client.count() == 40
                 assert len(client.status()["regions"]) == REGIONS
-        with raises(memwal.Unavailable):
+        with pytest.raises(memwal.Unavailable) as refused:  # names the daemon that was asked last
             memwal.connect([dead, dead.replace("grpc://127.0.0.1", "grpc://localhost")])
+        assert refused.value.details["reason"] == "lost"
 
 
 def test_a_lost_daemon_costs_a_resend(pair: Callable[..., Any], made: Any) -> None:
