@@ -31,7 +31,7 @@ A deletion file (`is_whole`) has no checksum, but a version's manifest records h
 
     ….arrow   Arrow IPC file of one column: uint32 offset of each row, no two the same
     ….bin     Roaring bitmap, little-endian: u32 12346, u32 number of containers; or u32 12347 + (number - 1) * 65536,
-              then one bit for each container that is of runs. Per container u16 upper half of offsets, u16 rows - 1.
+              then one bit per container, set if it holds runs. Per container u16 upper half of offsets, u16 rows - 1.
               Per container u32 position; beside containers of runs only where there are 4 or more. Per container:
               of runs: u16 number, then per run u16 first, u16 length - 1
               of up to 4,096 rows: u16 lower half of each offset
