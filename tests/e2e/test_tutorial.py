@@ -56,8 +56,9 @@ def blocks(readme: str) -> list[Block]:
 
 
 def alike(text: str) -> list[str]:
-    """Return the lines to compare: without numbers that differ between runs, and without the space around them."""
-    lines = [re.sub(" +", " ", line).rstrip() for line in text.splitlines()]
+    """Return the lines to compare: without numbers that differ between runs, without the space around them, and with
+    every rule of a table one character long, because its length is the width of those numbers."""
+    lines = [re.sub("─+", "─", re.sub(" +", " ", line)).rstrip() for line in text.splitlines()]
     return [re.sub(r"-?\d+\.\d{3,}|\d+(\.\d+)? ?(ms|s)\b|(?<=version )\d+", "#", line) for line in lines if line]
 
 
