@@ -120,7 +120,7 @@ lint: $(STAMP) ## ruff, mypy --strict, and every test's module imported: pytest 
 bench: $(STAMP) ## put and query paths beside Lance's own writer
 	@$(BIN)/python -m bench $(ARGS)
 
-docs: $(STAMP) ## write configs/default.toml and the README's configuration reference from the settings
+docs: $(STAMP) ## write configs/default.toml and the references of metrics and Python from the code
 	@$(BIN)/python -m memwal.ingest.cli.docs
 
 lock: $(STAMP) ## resolve the dependencies anew and write both lock files

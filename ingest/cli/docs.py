@@ -1,4 +1,4 @@
-"""Write configs/default.toml and the references of settings, metrics and the Python API: `make docs`."""
+"""Write the references of settings (configs/default.toml), metrics and the Python API: `make docs`."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from typing import Any
 from memwal.ingest.errors import KINDS
 from memwal.ingest.service.ops.metrics import BUILD, COMMITTED, COUNTED, HELD, PAUSED, REFUSED, TABLE
 from memwal.ingest.settings.model import Settings
-from memwal.ingest.settings.reference import BEGIN, END, render_reference, render_settings
+from memwal.ingest.settings.reference import render_settings
 
 PYTHON = Path("ingest", "engine", "api", "reference.md")
 """The reference of the Python API; the whole file is generated."""
 LINE = 100
 """Maximum characters of a call on one line."""
+METRICS_PAGE = Path("ingest", "service", "ops", "README.md")
 METRICS = ("<!-- metrics -->", "<!-- /metrics -->")
 
 
 def render_metrics() -> str:
-    """Return the tables of metrics in ingest/service/ops/README.md."""
+    """Return the tables of metrics, which METRICS_PAGE has between the markers METRICS."""
     from memwal.ingest.service.ops.storage import BUDGET, REQUESTED
     from memwal.ingest.spark.pipeline.metrics import RAN, RAN_BY_REGION
 
@@ -110,30 +111,17 @@ def _described(title: str, name: str, what: Callable[..., Any]) -> Iterator[str]
     yield f"{title}\n\n```python\n{call}\n```\n\n{inspect.getdoc(what)}\n"
 
 
-def between_markers(text: str, begins: str = BEGIN, ends: str = END) -> str:
-    """Return the text between the markers of a document. Raises: ValueError if they are missing."""
-    _, begin, rest = text.partition(begins)
-    body, end, _ = rest.partition(ends)
-    if not begin or not end:
-        raise ValueError(f"no {begins} … {ends} in the text; put both markers where the reference belongs")
-    return body.strip("\n") + "\n"
-
-
-def _put_between(text: str, begins: str, ends: str, reference: str) -> str:
-    between_markers(text, begins, ends)
-    head, _, rest = text.partition(begins)
-    return f"{head}{begins}\n\n{reference}\n{ends}{rest.partition(ends)[2]}"
+def between_markers(text: str, begins: str, ends: str) -> str:
+    """Return the text between the markers of a document."""
+    return text.partition(begins)[2].partition(ends)[0].strip("\n") + "\n"
 
 
 def _write(root: Path) -> None:
     (root / "configs" / "default.toml").write_text(render_settings(Settings(), comments=True), encoding="utf-8")
     (root / PYTHON).write_text(render_python(), encoding="utf-8")
-    for readme, marks, reference in (
-        (root / "configs" / "README.md", (BEGIN, END), render_reference()),
-        (root / "ingest" / "service" / "ops" / "README.md", METRICS, render_metrics()),
-    ):
-        text = _put_between(readme.read_text(encoding="utf-8"), *marks, reference)
-        readme.write_text(text, encoding="utf-8")
+    page, (begins, ends) = root / METRICS_PAGE, METRICS
+    head, _, rest = page.read_text(encoding="utf-8").partition(begins)
+    page.write_text(f"{head}{begins}\n\n{render_metrics()}\n{ends}{rest.partition(ends)[2]}", encoding="utf-8")
 
 
 if __name__ == "__main__":

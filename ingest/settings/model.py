@@ -1,7 +1,7 @@
 """A whole configuration: its sections, the schema and indexes that they describe, and absolute paths.
 
-Settings are declared only in the sections. `configs/default.toml` and the reference in `configs/README.md` are
-rendered from them (`ingest.settings.reference`); a test checks that both are up to date.
+Settings are declared only in the sections. `configs/default.toml` is rendered from them
+(`ingest.settings.reference`); a test compares it.
 
 Paths in a configuration are relative to the directory where the command was started. Settings sent to an executor
 must have absolute paths: otherwise it would look for `table.uri`, or create the dead-letter table, in its own

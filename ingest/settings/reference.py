@@ -1,15 +1,11 @@
-"""Render settings as text: TOML with comments, and the tables of the reference.
-
-`python -m memwal.ingest.cli.docs`, run in the checkout, writes `configs/default.toml`, the reference between `<!--
-settings -->` and `<!-- /settings -->` in `configs/README.md`, and the table of metrics (`ops.metrics`) in
-`ingest/service/ops/README.md`. House tests fail if these files differ from the rendered text.
-"""
+"""Render settings as TOML, and the reference of all settings, `configs/default.toml`, as TOML with comments."""
 
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Mapping
-from typing import Any, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
@@ -18,17 +14,18 @@ from memwal.ingest.secret_refs import redacted, shown
 from memwal.ingest.settings.model import Settings
 from memwal.ingest.settings.problems import section_type
 from memwal.ingest.settings.values import (
-    Section,
     format_duration,
     format_size,
     parse_duration,
     parse_size,
 )
 
-BEGIN, END = "<!-- settings -->", "<!-- /settings -->"
+_WIDTH = 118
+"""Maximum characters of a comment line."""
 _HEADER = """\
-# Every setting of memwal at its default, as `python -m memwal.ingest.cli.docs` writes it. Copy what you change.
+# Every setting of memwal at its default: the reference of the configuration. Copy the keys that you change.
 # Any key can be set from the environment too: MEMWAL__SECTION__KEY, for example MEMWAL__WAL__RETRY_BUDGET=1min.
+# `make docs` writes this file from the code.
 """
 
 
@@ -50,35 +47,15 @@ def render_settings(settings: Settings, *, comments: bool = False) -> str:
     parts = [_HEADER] if comments else []
     for section, values in to_dict(settings, hide=True).items():
         model = section_type(section)
-        lines = [f"# {_title(model)}"] if comments else []
+        lines = [f"# {(model.__doc__ or '').splitlines()[0]}"] if comments else []
         lines.append(f"[{section}]")
         for key, value in values.items():
+            field, line = model.model_fields[key], f"{key} = {toml_value(value)}"
             if comments:
-                lines.append(f"# {_meaning(model.model_fields[key])}")
-            lines.append(f"{key} = {toml_value(value)}")
+                lines += textwrap.wrap(field.description or "", _WIDTH, initial_indent="# ", subsequent_indent="#   ")
+            lines.append(line + (_choices(field) if comments else ""))
         parts.append("\n".join(lines) + "\n")
     return "\n".join(parts)
-
-
-def render_reference() -> str:
-    """Render one Markdown table per section: key, type, default, meaning."""
-    parts = []
-    for section, values in to_dict(Settings()).items():
-        model = section_type(section)
-        parts += [f"**`[{section}]`** {_title(model)}", "", "| key | type | default | meaning |", "|---|---|---|---|"]
-        for key, value in values.items():
-            field = model.model_fields[key]
-            parts.append(f"| `{key}` | {_type_words(field)} | `{toml_value(value)}` | {_meaning(field)} |")
-        parts.append("")
-    return "\n".join(parts)
-
-
-def _title(model: type[Section]) -> str:
-    return (model.__doc__ or "").splitlines()[0]
-
-
-def _meaning(field: FieldInfo) -> str:
-    return " ".join((field.description or "").split())
 
 
 def _plain(field: FieldInfo, value: Any, hide: bool) -> Any:
@@ -113,19 +90,12 @@ def _reader(field: FieldInfo) -> object:
     return next((function for function in functions if function is not None), None)
 
 
-def _type_words(field: FieldInfo) -> str:
-    if _reader(field) is parse_duration:
-        return "duration"
-    if _reader(field) is parse_size:
-        return "size"
-    annotation = field.annotation
-    if annotation is bool:
-        return "`true` or `false`"
-    if annotation in (int, float, str, SecretStr):
-        return "number" if annotation in (int, float) else "text"
-    if get_origin(annotation) in (list, dict):
-        return "list of text" if get_origin(annotation) is list else "table"
-    return " or ".join(f"`{choice}`" for choice in get_args(annotation))
+def _choices(field: FieldInfo) -> str:
+    """Return the values that a field takes beside its default, as a comment behind it; "" if it takes any text."""
+    if get_origin(field.annotation) is not Literal:
+        return ""
+    others = [_quoted(choice) for choice in get_args(field.annotation) if choice not in ("", field.default)]
+    return f"  # or {', '.join(others)}"
 
 
 def toml_value(value: Any) -> str:

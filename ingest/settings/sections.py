@@ -1,6 +1,6 @@
 """Every setting with its type, default and meaning, in its section: about a table, and about the processes around it.
 
-The text below a setting is its description in `configs/default.toml` and in the reference.
+The text below a setting is its description in `configs/default.toml`.
 """
 
 from __future__ import annotations

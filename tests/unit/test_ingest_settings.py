@@ -12,11 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memwal.ingest.cli.docs import between_markers
 from memwal.ingest.errors import Invalid
 from memwal.ingest.secret_refs import resolve_spark
 from memwal.ingest.settings.load import Settings, load, pipelines_of
-from memwal.ingest.settings.reference import render_reference, render_settings, to_dict, toml_value
+from memwal.ingest.settings.reference import render_settings, to_dict, toml_value
 from memwal.ingest.settings.values import format_duration, format_size, parse_duration, parse_size
 from tests.messages import raises
 
@@ -279,12 +278,6 @@ def test_plain_values_load_back_as_the_same_settings() -> None:
 def test_settings_cannot_be_changed(key: str) -> None:
     with raises(ValueError):
         setattr(Settings().wal, key, "lance")
-
-
-def test_reference_and_markers() -> None:
-    assert '| `linger_max` | duration | `"50ms"` |' in render_reference()
-    with raises(ValueError):
-        between_markers("no markers here")
 
 
 @given(st.floats(min_value=0, max_value=1e7, allow_nan=False).map(lambda seconds: round(seconds, 6)))
