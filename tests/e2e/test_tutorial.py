@@ -116,7 +116,8 @@ def reader(tmp_path: Path, start: Callable[..., Running], kafka_connector: dict[
         "COLUMNS": "80",
         "PORT": ports[BROKER],
         "PAGE": ports[PAGE],
-        "ARGS": "",  # the arguments of `make test` must not reach `make live`
+        "ARGS": "",  # the arguments of `make test` must not reach `make live`,
+        "MAKEFLAGS": "",  # where a make above this one keeps those of its command line
         "MEMWAL__SOURCE__SPARK": json.dumps(kafka_connector),
     }
     return Reader(home, env, start, changes)
