@@ -6,6 +6,7 @@ import re
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -47,7 +48,16 @@ def made_of(*contenders: Contender) -> Benchmark:
     return Benchmark("fixed", "Told beforehand", "p50_ms", {"n": Parameter(1, 2, "")}, all_of_them)
 
 
-@pytest.mark.parametrize("benchmark", ALL, ids=lambda each: each.name)
+SHORT = "put_durable", "memtable_put_packages", "flush_vectors", "get_many", "search_latest", "commit_4"
+"""One of each path; the others run with `--long`."""
+
+
+def each_benchmark() -> Iterator[Any]:
+    for each in ALL:
+        yield pytest.param(each, id=each.name, marks=() if each.name in SHORT else pytest.mark.long)
+
+
+@pytest.mark.parametrize("benchmark", each_benchmark())
 def test_runs_and_both_sides_find_the_same_rows(benchmark: Benchmark, tmp_path: Path) -> None:
     result = run(benchmark, tmp_path / "tables", smoke=True, rounds=1)
     sides = [each.side for each in result.contenders]
@@ -63,6 +73,7 @@ def test_runs_and_both_sides_find_the_same_rows(benchmark: Benchmark, tmp_path: 
     assert not (tmp_path / "tables").exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("slope", SLOPES, ids=lambda each: each.name)
 def test_a_slope_has_a_value_for_each_of_its_sizes(slope: Slope, tmp_path: Path) -> None:
     curves = Growth([slope.name]).measure(tmp_path, smoke=True).curves
@@ -72,6 +83,7 @@ def test_a_slope_has_a_value_for_each_of_its_sizes(slope: Slope, tmp_path: Path)
     assert all(value > 0 for curve in curves for _, value in curve.points)
 
 
+@pytest.mark.long
 def test_the_crossover_merges_the_same_rows_in_each_way(tmp_path: Path) -> None:
     part = Crossover().measure(tmp_path, smoke=True)
     assert {curve.name for curve in part.curves} == {"memwal", "merge_insert", "merge_insert, B-tree"}

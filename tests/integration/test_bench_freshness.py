@@ -30,6 +30,7 @@ def test_a_quantile_lies_evenly_within_its_bucket() -> None:
     assert quantile({0.5: 0.0, 1.0: 4.0, float("inf"): 8.0}, 0.5) == 1.0
 
 
+@pytest.mark.long
 def test_the_whole_path_of_records_is_counted_per_core(kafka: KafkaServer, tmp_path: Path) -> None:
     options = Namespace(records=2_000, bytes=0, per_trigger=500, regions=2)
     found = kafka_path.measure(kafka, tmp_path, options)

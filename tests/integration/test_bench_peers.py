@@ -15,6 +15,7 @@ from bench.peers import HERE_ALONE, main
 from bench.result import RunResult
 
 
+@pytest.mark.long
 def test_all_that_needs_no_spark_runs_and_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept = tmp_path / "result.json"
     names = [each.name for each in HERE_ALONE if each.name != "row_puts"]  # the contenders of `puts`

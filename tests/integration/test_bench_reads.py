@@ -77,6 +77,7 @@ def test_recall_under_writes_asks_for_the_rows_acknowledged_before_and_takes_new
         recall(*before[0, :9].tolist())
 
 
+@pytest.mark.long
 def test_the_runbooks_run(tmp_path: Path) -> None:
     for name in RUNBOOKS:
         outcomes = list(runbooks.run(name, 600, 4, 5, tmp_path))
@@ -127,6 +128,7 @@ def test_an_index_trained_on_a_few_rows_of_one_kind_finds_the_rows_of_others(tmp
     assert min(found) >= runbooks.BAR, found
 
 
+@pytest.mark.long
 def test_every_kind_of_read_runs_beside_lance_and_both_find_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     assert reads.main(["--smoke", "--rounds", "1", "get", "scan_btree", "range_ordered", "count", "match"]) == 0
     said = capsys.readouterr().out

@@ -31,6 +31,7 @@ def measured(checkout: Path, *arguments: str) -> subprocess.CompletedProcess[str
     return subprocess.run(command, cwd=checkout, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.long
 def test_a_tree_beside_its_newest_commit(checkout: Path) -> None:
     ran = measured(checkout, "HEAD", "put_durable", "--smoke", "--rounds", "2")
     assert ran.returncode == 0, ran.stderr

@@ -24,6 +24,7 @@ def spark_ends() -> Iterator[None]:
         session.stop()
 
 
+@pytest.mark.long
 def test_both_kinds_run_and_merge_insert_finds_what_memwal_finds(tmp_path: Path, spark_ends: None) -> None:
     rate, micro_batch = BENCHMARKS[0], BENCHMARKS[1]
     one_size = replace(micro_batch, contenders=lambda values: micro_batch.contenders(values)[2:5])

@@ -7,6 +7,7 @@ import pytest
 from bench.take_over import main
 
 
+@pytest.mark.long
 def test_kills_ends_and_starts_daemons_and_misses_no_row(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--smoke", "--freeze", "0.5"]) == 0
     shown = capsys.readouterr().out
