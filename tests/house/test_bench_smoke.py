@@ -6,7 +6,6 @@ import re
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -52,12 +51,9 @@ SHORT = "put_durable", "memtable_put_packages", "flush_vectors", "get_many", "se
 """One of each path; the others run with `--long`."""
 
 
-def each_benchmark() -> Iterator[Any]:
-    for each in ALL:
-        yield pytest.param(each, id=each.name, marks=() if each.name in SHORT else pytest.mark.long)
-
-
-@pytest.mark.parametrize("benchmark", each_benchmark())
+@pytest.mark.parametrize(
+    "benchmark", [pytest.param(each, id=each.name, marks=[pytest.mark.long] * (each.name not in SHORT)) for each in ALL]
+)
 def test_runs_and_both_sides_find_the_same_rows(benchmark: Benchmark, tmp_path: Path) -> None:
     result = run(benchmark, tmp_path / "tables", smoke=True, rounds=1)
     sides = [each.side for each in result.contenders]
