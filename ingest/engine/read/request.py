@@ -6,7 +6,6 @@ filter that Lance rejected.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +21,7 @@ from memwal.ingest.engine.api.arguments import brief
 from memwal.ingest.errors import Invalid
 from memwal.ingest.suggest import suggestion
 from memwal.memtable import IndexSpec, InvalidRows
-from memwal.memtable.filter.expression import shown
+from memwal.memtable.filter.expression import Node, shown
 from memwal.memtable.filter.translation import checked
 from memwal.memtable.index_spec import METRICS, vector_width
 from memwal.memtable.text.columns import ColumnsQuery
@@ -106,18 +105,18 @@ def check_filter(
     if not isinstance(filter, str):
         raise Invalid(f'filter {brief(filter)} is a {type(filter).__name__}; give a SQL predicate such as "price < 20"')
     try:
-        checked(filter, columns)  # before a planner reads it
+        tree = checked(filter, columns)  # before a planner reads it
     except InvalidRows as error:
         raise Invalid(str(error)) from None
     try:
         plan(filter)
     except InvalidRows as error:  # from DataFusion; its message includes the filter
-        unknown = unknown_column(filter, columns, gone)
+        unknown = unknown_column(tree, columns, gone)
         raise Invalid(f"filter {shown(filter)}: {unknown}" if unknown else str(error)) from None
     except (RuntimeError, RustPanic):
         raise Invalid(f"filter {shown(filter)}: Lance's planner fails on it; write it in another way") from None
     except (ValueError, OSError) as error:
-        reason = unknown_column(filter, columns, gone) or first_line(error).removeprefix("Invalid user input: ")
+        reason = unknown_column(tree, columns, gone) or first_line(error).removeprefix("Invalid user input: ")
         raise Invalid(f"filter {shown(filter)}: {reason}") from None
 
 
@@ -311,43 +310,13 @@ def at_most(wanted: int, rows: Callable[[], int]) -> int:
     return wanted if wanted <= LARGE else max(1, min(wanted, rows()))
 
 
-_TOKEN = re.compile(
-    r"""(?P<text>'(?:[^']|'')*' | "(?:[^"]|"")*") | (?P<quoted>`[^`]*`) | (?P<number>\d[\w.]*)
-      | (?P<word>[^\W\d]\w*) | (?P<other>\S)""",
-    re.VERBOSE,
-)
-# Keywords of the grammar: columns only in backticks.
-_GRAMMAR = """
-    and or not in is null like ilike similar to rlike between escape true false case when then else end as cast try_cast
-    distinct from interval at time zone
-"""
-_RESERVED = frozenset(_GRAMMAR.split())
+def unknown_column(filter: Node, columns: Sequence[str], gone: Mapping[str, str] | None = None) -> str | None:
+    """Return an error text for the first name in `filter` that is no column; None if all are columns.
 
-
-def unknown_column(predicate: str, columns: Sequence[str], gone: Mapping[str, str] | None = None) -> str | None:
-    """Return an error text for the first word in a column's position that names no column; None if all are columns.
-
-    The comparison ignores case. `gone`: error texts for former columns, by column. The tokens give only a guess, good
-    enough for a message; Lance decides whether a filter is valid.
+    The comparison ignores case. `gone`: error texts for former columns, by column.
     """
-    folded = {column.lower() for column in columns}
-    tokens = list(_TOKEN.finditer(predicate))
-    for before, token, after in zip([None, *tokens], tokens, [*tokens[1:], None], strict=False):
-        name = token.group().strip("`")
-        if _is_column(token, before, after) and name.lower() not in folded:
-            return (gone or {}).get(name) or f"column '{name:.200}' does not exist{suggestion(name, columns)}"
-    return None
-
-
-def _is_column(token: re.Match[str], before: re.Match[str] | None, after: re.Match[str] | None) -> bool:
-    """Return whether a token is a column.
-
-    Keywords, functions, struct fields, and the type of a literal (`date '2013-01-31'`) or of a cast are not columns.
-    """
-    if before is not None and before.group().lower() in (".", "as"):
-        return False
-    if token.lastgroup != "word":
-        return token.lastgroup == "quoted"
-    if token.group().lower() in _RESERVED:
-        return False
-    return after is None or (after.group() != "(" and after.lastgroup != "text")
+    if filter.kind in ("name", "column") and filter.text.lower() not in {column.lower() for column in columns}:
+        absent = f"column '{filter.text:.200}' does not exist{suggestion(filter.text, columns)}"
+        return (gone or {}).get(filter.text, absent)
+    problems = (unknown_column(part, columns, gone) for part in filter.parts)
+    return next((problem for problem in problems if problem is not None), None)
