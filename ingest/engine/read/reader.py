@@ -392,7 +392,13 @@ class Reader:
         below = BaseReads(base, expiry) if buckets is None else BucketReads(base, buckets, expiry)
         view = (below, stacks, known.key, self._share, expiry)
         merged_view = MergedView(*view) if trace is None else TracedView(*view, trace=trace, specs=known.indexes)
-        self._check_filter(merged_view, filter, known)
+        if filter is not None and (known.version, filter) not in self._planned:
+            # Planned once per text: it is valid at every level or at none.
+            check_filter(filter, merged_view.base.check, known.schema.names, known.gone)
+            with self._lock:
+                if len(self._planned) >= _FILTERS_REMEMBERED:
+                    self._planned.clear()
+                self._planned.add((known.version, filter))
         return merged_view
 
     def _stack(self, view: RegionView, moment: _Moment, ranked: frozenset[str]) -> Stack:
@@ -428,18 +434,6 @@ class Reader:
             if self.base().committed.get(region, 0) >= sst.generation:
                 raise CaptureOvertaken from None
             raise
-
-    # ---- requests ------------------------------------------------------------------------------------------------
-
-    def _check_filter(self, merged_view: MergedView, filter: str | None, known: KnownColumns) -> None:
-        """Plan `filter`, once per text: it is valid at every level or at none. Raises: Invalid."""
-        if filter is None or (known.version, filter) in self._planned:
-            return
-        check_filter(filter, merged_view.base.check, known.schema.names, known.gone)
-        with self._lock:
-            if len(self._planned) >= _FILTERS_REMEMBERED:
-                self._planned.clear()
-            self._planned.add((known.version, filter))
 
 
 def batches_of(view: MergedView, schema: pa.Schema, filter: str | None, limit: int | None) -> Iterator[pa.RecordBatch]:
