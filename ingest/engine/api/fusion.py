@@ -44,7 +44,16 @@ def fused(
         relevance += np.where(values.is_valid().to_numpy(), weight / (_CONSTANT + ranks), 0.0)
     rows = _by_relevance(candidates, relevance)
     if rerank is not None and rows.num_rows:
-        relevance = _reranked(rows, rerank)
+        answer = rerank(rows)
+        try:
+            relevance = np.asarray(answer, dtype=np.float64)
+        except (TypeError, ValueError) as error:
+            raise Invalid(
+                f"rerank returned a {type(answer).__name__}: {error}; return a number for each candidate"
+            ) from None
+        if relevance.shape != (rows.num_rows,) or np.isnan(relevance).any():
+            text = f"rerank returned values of shape {relevance.shape} for {rows.num_rows} candidates"
+            raise Invalid(f"{text}; return a number for each, none of them NaN")
         rows = _by_relevance(rows, relevance).slice(0, int((relevance > -math.inf).sum()))
     return rows.slice(0, k)
 
@@ -116,17 +125,3 @@ def _by_relevance(rows: pa.Table, relevance: npt.NDArray[np.float64]) -> pa.Tabl
     order = np.lexsort((near, -relevance))
     field = pa.field(RELEVANCE, pa.float32(), nullable=False)
     return rows.take(pa.array(order)).append_column(field, pa.array(relevance[order], pa.float32()))
-
-
-def _reranked(rows: pa.Table, rerank: Rerank) -> npt.NDArray[np.float64]:
-    answer = rerank(rows)
-    try:
-        relevance = np.asarray(answer, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise Invalid(
-            f"rerank returned a {type(answer).__name__}: {error}; return a number for each candidate"
-        ) from None
-    if relevance.shape != (rows.num_rows,) or np.isnan(relevance).any():
-        text = f"rerank returned values of shape {relevance.shape} for {rows.num_rows} candidates"
-        raise Invalid(f"{text}; return a number for each, none of them NaN")
-    return relevance

@@ -54,7 +54,10 @@ def column_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     same = _SAME.get(kind.id)
     if same is not None and set(map(type, values)) <= same:
         found = pa.array(values, kind)
-        return _unless_infinite(found, values) if kind.id in _NARROW else found
+        infinite = kind.id in _NARROW and np.isinf(_numbers(found)).any()
+        if infinite and overflows(found, pa.array(values, pa.float64())):
+            raise pa.ArrowInvalid(f"a number is beyond the largest {kind}")
+        return found
     if isinstance(kind, pa.BaseExtensionType):
         return _truths(values, kind) if kind == pa.bool8() else pa.array(values, kind)
     if is_list(kind):
@@ -145,13 +148,6 @@ def _is_nan(value: Any) -> bool:
 
 
 _WRITE_NONE = "{} is not a value of this type: write None for a null"
-
-
-def _unless_infinite(found: pa.Array, values: Sequence[Any]) -> pa.Array:
-    """Return `found`, made of `values`. Raises: pa.ArrowInvalid for a float that is too large for its type."""
-    if np.isinf(_numbers(found)).any() and overflows(found, pa.array(values, pa.float64())):
-        raise pa.ArrowInvalid(f"a number is beyond the largest {found.type}")
-    return found
 
 
 def _numbers(found: pa.Array) -> Any:

@@ -242,7 +242,13 @@ class _Attempt:
     # ---- run -----------------------------------------------------------------------------------------------------
 
     def _result(self, frame: Any, sources: Sequence[Source]) -> RowStream:
-        schema = _result_schema(frame.schema())
+        schema, names = frame.schema(), list[str]()
+        for name in schema.names:  # a result has distinct names, and no types that few libraries read
+            numbered = (f"{name}_{number}" for number in range(1, len(schema) + 1))
+            names.append(name if name not in names else next(each for each in numbered if each not in names))
+        kinds = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
+        pairs = zip(names, schema, strict=True)
+        schema = pa.schema([pa.field(name, kinds.get(field.type, field.type), field.nullable) for name, field in pairs])
         out = Handover("sql", iter(self._told(frame.execute_stream)), 1)
 
         def close() -> None:
@@ -290,14 +296,3 @@ class _Attempt:
 def _plain(schema: pa.Schema) -> pa.Schema:
     """Return a schema without metadata, which differs between a table and its batches."""
     return pa.schema([field.remove_metadata() for field in schema])
-
-
-def _result_schema(schema: pa.Schema) -> pa.Schema:
-    """Return the columns of a result: distinct names, and no types that few libraries read."""
-    names: list[str] = []
-    for name in schema.names:
-        numbered = (f"{name}_{number}" for number in range(1, len(schema) + 1))
-        names.append(name if name not in names else next(each for each in numbered if each not in names))
-    kinds = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
-    pairs = zip(names, schema, strict=True)
-    return pa.schema([pa.field(name, kinds.get(field.type, field.type), field.nullable) for name, field in pairs])
