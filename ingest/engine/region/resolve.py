@@ -157,7 +157,14 @@ class Resolver:
             checked.rows.column(TOMBSTONE).to_numpy(),
         )
         if self._inserts:
-            return (checked, ()) if group.deletes.all() else self._insert(group, checked, len(writes), view)
+            if group.deletes.all():
+                return checked, ()
+            at, _ = self._stored(group, checked, ~group.deletes[group.first], self._key, view)
+            taken = inserted(group, at != NOWHERE)
+            if taken.all():
+                return checked, ()
+            left_out = np.bincount(group.writes[~taken], minlength=len(writes))
+            return self._admission.again(checked.rows.filter(pa.array(taken))), left_out.tolist()
         names = [name for name in self._columns if any(name in each for each in missing)]
         if not self._version and (group.deletes.all() or not names):
             return checked, ()
@@ -198,14 +205,6 @@ class Resolver:
         of_row[group.order] = at[group.key]
         skipped = np.bincount(group.writes[~taken], minlength=group.count)
         return rows, left, of_row[taken][left.first], skipped.tolist()
-
-    def _insert(self, group: Group, checked: Checked, writes: int, view: View) -> tuple[Checked, Sequence[int]]:
-        at, _ = self._stored(group, checked, ~group.deletes[group.first], self._key, view)
-        taken = inserted(group, at != NOWHERE)
-        if taken.all():
-            return checked, ()
-        skipped = np.bincount(group.writes[~taken], minlength=writes)
-        return self._admission.again(checked.rows.filter(pa.array(taken))), skipped.tolist()
 
     def _merged(
         self,

@@ -272,7 +272,11 @@ class RegionWriter:
                     if not item.done.done():
                         item.done.set_exception(error)
                 raise
-            self._keep_limits()
+            try:
+                self._core.keep_limits()
+            except NOTHING_WRITTEN as error:
+                self._warn("append", f"append failed, retrying: {classify(error)}")
+                self._context.clock.sleep(self._context.limits.retry_delay)
         self._core.close()
 
     def _serve_items(self, items: Sequence[Item]) -> None:
@@ -300,13 +304,6 @@ class RegionWriter:
             acked = [_counted(write) for write in answered if write.done.exception() is None]
             seconds = self._context.clock.monotonic() - writes[0].since
             self._meter.served(seconds, acked, len(answered) - len(acked))
-
-    def _keep_limits(self) -> None:
-        try:
-            self._core.keep_limits()
-        except NOTHING_WRITTEN as error:
-            self._warn("append", f"append failed, retrying: {classify(error)}")
-            self._context.clock.sleep(self._context.limits.retry_delay)
 
     def _beside(self, work: Callable[[], None]) -> Callable[[], None]:
         """Append lingering rows in a separate thread; see `RegionLog`."""

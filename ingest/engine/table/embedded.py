@@ -40,12 +40,13 @@ from memwal.ingest.engine.table.open_here import close_at_exit
 from memwal.ingest.engine.table.pauses import PauseWatch
 from memwal.ingest.engine.table.regions import BeforeClaim, RegionSet, prove
 from memwal.ingest.engine.table.resize import Resizing
-from memwal.ingest.engine.table.stored_status import space_status, ttl_status
-from memwal.ingest.engine.table.upkeep import TableUpkeep, Upkeep
+from memwal.ingest.engine.table.stored import base_status, space_status
+from memwal.ingest.engine.table.upkeep import TableUpkeep
 from memwal.ingest.engine.table.writes import RegionDeletes, TableWrites
 from memwal.ingest.errors import Invalid, translate_errors
 from memwal.ingest.protocol import build
 from memwal.ingest.refusals import expect_routing
+from memwal.ingest.settings.load import Settings
 from memwal.ingest.threads import Periodic
 
 _LOG = logging.getLogger("memwal.table")
@@ -59,10 +60,10 @@ class Table(LevelReads, Operations):
     Errors. Every method raises only `ingest.errors` kinds.
     """
 
-    def __init__(self, base: BaseTable, context: RegionContext, upkeep: Upkeep, claim: Iterable[UUID]) -> None:
+    def __init__(self, base: BaseTable, context: RegionContext, settings: Settings, claim: Iterable[UUID]) -> None:
         """Claim the regions `claim` of `base`. Use `memwal.open`, which claims all and also creates the table."""
         routing, clock = base.routing_version, context.clock
-        reader = Reader(base, context.store, cache_bytes=upkeep.cache_max, routing=routing, clock=clock)
+        reader = Reader(base, context.store, cache_bytes=settings.flush.cache_max, routing=routing, clock=clock)
         super().__init__(base, reader)
         context = StoredRows(self._reader, context.store).given_to(context)
         self.regions = RegionSet(base, context)
@@ -72,11 +73,11 @@ class Table(LevelReads, Operations):
         self._missing = missing_rule(None, base.key, base.rules.upsert)
         self._writes = TableWrites(self._columns, self.regions, self._reader)
         self.deletes = RegionDeletes(self._columns, self.regions, self._writes, self._reader)
-        self.upkeep = steps = TableUpkeep(self.regions, self._reader, upkeep, self._columns.take_over)
+        self.upkeep = steps = TableUpkeep(self.regions, self._reader, settings, self._columns.take_over)
         self.pauses = PauseWatch.of(context.store, context.clock, context.ids, context.wal_options)
         paused = lambda: "commits" in self.pauses.recent()  # noqa: E731
-        self._commits = CommitLoop(steps, upkeep.commit, context.clock, paused, reader.opened.uri)
-        self._collections = Periodic("collection", steps.collect, upkeep.gc_interval)
+        self._commits = CommitLoop(steps, settings.commit, context.clock, paused, reader.opened.uri)
+        self._collections = Periodic("collection", steps.collect, settings.gc.interval)
         self._process = os.getpid()
         self._owner = f"pid {self._process}"
         self._closed = self._ended = False
@@ -238,13 +239,8 @@ class Table(LevelReads, Operations):
             committed = base.committed.get(UUID(region["id"]), 0)
             for sst in region["ssts"]:
                 sst["committed"] = sst["generation"] <= committed
-        return {
-            "table": self.base.uri,
-            "base_version": base.version,
+        return base_status(base) | {
             "routing": self.base.routing_version,
-            "rows": base.dataset.count_rows(),
-            "ttl": ttl_status(base),
-            "unsupported_columns": dict(base.unsupported),
             "regions": regions,
             "commits": list(self.regions.context.meters.commits.recent),
             "commit_failures": self.upkeep.failures,

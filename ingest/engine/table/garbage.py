@@ -100,11 +100,6 @@ class TableGarbage:
         return sum(each.ssts.abandoned for each in self.regions)
 
     @property
-    def plans(self) -> int:
-        """Number of commit plans deleted."""
-        return sum(each.plans.plans for each in self.regions)
-
-    @property
     def manifests(self) -> int:
         """Number of old manifest versions deleted."""
         return sum(each.manifests.versions for each in self.regions)
@@ -126,12 +121,13 @@ class TableGarbage:
 
     def summary(self) -> str:
         """Return the numbers in one line."""
+        plans = sum(each.plans.plans for each in self.regions)
         counts = (
             (self.entries, "WAL entries", "WAL entry"),
             (self.committed, "SSTs", "SST"),
             (self.abandoned, "abandoned SSTs", "abandoned SST"),
             (len(self.orphans.files), "orphan files", "orphan file"),
-            *([(self.plans, "commit plans", "commit plan")] if self.plans else []),
+            *([(plans, "commit plans", "commit plan")] if plans else []),
             *([(self.manifests, "old manifests", "old manifest")] if self.manifests else []),
         )
         said = ", ".join(f"{count:,} {one if count == 1 else many}" for count, many, one in counts)
