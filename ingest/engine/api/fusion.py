@@ -8,7 +8,7 @@ no common scale.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -79,11 +79,12 @@ def lancedb_reranker(reranker: Any, text: str) -> Rerank:
     return rerank
 
 
-def best_of_arms(candidates: pa.Table, n: int, key: Sequence[str]) -> pa.Table:
-    """Return the rows among the `n` best by `_distance` or by `_score`, of rows from several owners.
+def best_of_arms(tables: Sequence[pa.Table], request: Mapping[str, Any], key: Sequence[str]) -> pa.Table:
+    """Return the rows among the `n` best (of `request`) by `_distance` or by `_score`, of rows from several owners.
 
     They have the order of `read.top_k.merge_arms`; equal ones are ordered by `key`.
     """
+    candidates = pa.concat_tables(tables)
     ties = candidates.select(list(key)) if key else candidates.drop_columns([DISTANCE, SCORE])
     kept = np.zeros(candidates.num_rows, dtype=np.bool_)
     arms = []
@@ -92,7 +93,7 @@ def best_of_arms(candidates: pa.Table, n: int, key: Sequence[str]) -> pa.Table:
         signed = values if order == "ascending" else pc.negate(values)
         scores = signed.fill_null(math.nan).to_numpy()
         best = np.zeros(candidates.num_rows, dtype=np.bool_)
-        best[in_rank([scores], ties.take, keyed=bool(key), k=n)] = True
+        best[in_rank([scores], ties.take, keyed=bool(key), k=request["n"])] = True
         best &= values.is_valid().to_numpy()
         kept |= best
         masked = pc.if_else(pa.array(best), values.combine_chunks(), None)
