@@ -32,7 +32,6 @@ from memwal.ingest.engine.read.reader import Reader
 from memwal.ingest.engine.region.admission import Admission
 from memwal.ingest.engine.region.context import RegionContext
 from memwal.ingest.engine.region.resolve import StoredRows
-from memwal.ingest.engine.region.writer import RegionWriter
 from memwal.ingest.engine.table import indexes
 from memwal.ingest.engine.table.columns import TableColumns
 from memwal.ingest.engine.table.commit_loop import CommitLoop
@@ -385,16 +384,13 @@ class Table(LevelReads, Operations):
         self.regions.assure()
         writers = self.regions.of(regions)
         if level != "flushed":
-            self._prove(writers, anew=again)
+            try:
+                prove(writers, self._at_once, anew=again)
+            except wal.Corrupt:
+                self._reader.base()  # raises a clearer error if another table was created at this address
+                raise
         views = [writer.durable_view() if level == "durable" else writer.view() for writer in writers]
         return views if level != "flushed" else [RegionView(view.region, (), view.ssts) for view in views]
-
-    def _prove(self, writers: Sequence[RegionWriter], *, anew: bool) -> None:
-        try:
-            prove(writers, self._at_once, anew=anew)
-        except wal.Corrupt:
-            self._reader.base()  # raises a clearer error if another table was created at this address
-            raise
 
     def _changes_source(self) -> StoredChanges:
         self._refuse_if_closed()
