@@ -168,6 +168,11 @@ class RegionContext:
         """Whether rows enter the indexes before their write is acknowledged. False if only keys are indexed."""
         return self.index_mode == "sync" and self.has_indexes
 
+    def manifests(self, region: UUID, options: wal.WalOptions | None = None) -> wal.ManifestStore:
+        """Return access to the manifests of `region`. `options`: None for those of the log."""
+        options = options or self.wal_options
+        return wal.ManifestStore(self.store, region, ids=self.ids, clock=self.clock, options=options)
+
     def replayed(self, region: UUID, step: str, done: int, total: int) -> None:
         """Report the progress of opening `region` to `on_replay`, if one is set."""
         if self.on_replay is not None:

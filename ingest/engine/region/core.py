@@ -102,9 +102,7 @@ class RegionCore:
         """Take over `claim` and replay its entries; no other object may use that claim. `beside`: see `RegionLog`."""
         self.region, self.guard = region, claim.guard
         self._context = context
-        self._manifests = wal.ManifestStore(
-            context.store, region, ids=context.ids, clock=context.clock, options=context.wal_options
-        )
+        self._manifests = context.manifests(region)
         self.lease = wal.ReadLease(claim.guard, self._manifests, claim.manifest, context.clock)
         self._others_read_until = claim.others_read_until
         self._sentinel = claim.next_position - 1
@@ -352,9 +350,7 @@ class RegionCore:
         If storage rejects the edit, the next owner waits.
         """
         if self.end_reads() and self.levels.manifest.read_lease:
-            manifests = wal.ManifestStore(
-                self._context.store, self.region, ids=self._context.ids, clock=self._context.clock, options=_BRIEFLY
-            )
+            manifests = self._context.manifests(self.region, _BRIEFLY)
             with suppress(wal.WalError):
                 manifests.edit(self.guard, lambda current: replace(current, read_lease=0), self.levels.manifest)
 
