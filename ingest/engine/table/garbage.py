@@ -158,13 +158,6 @@ class TableCollector:
         self._orphans_due = self._space_due = clock.monotonic()
         self._kept_orphans: tuple[str, ...] = ()
 
-    def fallen_away(self, base: flush.BaseTable) -> list[UUID]:
-        """Return regions with objects on storage that are not in the routing of `base`: no writer collects them.
-
-        Raises: wal errors.
-        """
-        return [region for region in wal.regions(self._store) if region not in base.regions]
-
     def names(self, region: UUID) -> tuple[str, ...]:
         """Return the SST directories of `region`. Raises: wal errors."""
         return self._ssts[region].names()

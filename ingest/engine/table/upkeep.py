@@ -267,7 +267,8 @@ class TableUpkeep:
         base, leads = self._reader.base(), self.leads()
         regions = [writer.region for writer in self._regions.writers]
         if leads:
-            regions += self._regions.collector.fallen_away(base)
+            store = self._regions.context.store  # no writer collects regions that fell out of the routing
+            regions += [region for region in wal.regions(store) if region not in base.regions]
         found = self._regions.collector.collect(
             base,
             ages or self._ages,
