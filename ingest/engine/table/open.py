@@ -21,7 +21,6 @@ from memwal.ingest.engine.table.open_here import claiming
 from memwal.ingest.engine.table.replay_progress import replay_bar
 from memwal.ingest.engine.table.stored import StoredTable
 from memwal.ingest.settings.load import Settings
-from memwal.memtable import row_schema
 
 _LOG = logging.getLogger("memwal.opening")
 _RESIZED_PAUSE = 0.25
@@ -117,24 +116,17 @@ def _context(
         base.indexes, models.current, wanted=settings.flush.indexes, scalar_rows_min=SCALAR_ROWS_MIN
     )
     return RegionContext(
+        **RegionContext.of_shape(base),
         store=store,
-        codec=base.codec,
         clock=clock,
         ids=ids,
-        schema=row_schema(base.schema, base.key),
-        key=base.key,
-        indexes=base.indexes,
-        required=base.required,
         sst_format=flush.SstFormat.of(base, settings.flush.file_options(), indexes),
         flushing=threading.Semaphore(settings.flush.at_once),
         limits=_limits(settings, base.wal_format),
         wal_options=wal_options,
         index_mode=settings.memtable.index_mode,
         models=models,
-        shape=base.shape,
-        rules=base.rules,
         routing=base.routing_version,
-        route_into=base.route_into,
     )
 
 
