@@ -52,7 +52,7 @@ class LevelReads(Reads):
     @property
     def base_version(self) -> int:
         """The base table version that was opened last. Makes no request to storage."""
-        return self._reader.version
+        return self._reader.opened.version
 
     @translate_errors
     def ask_storage(self) -> None:
@@ -108,10 +108,10 @@ class LevelReads(Reads):
                     self.follow()
                 except (pa.ArrowInvalid, OSError, RustPanic):
                     self._reader.ask_storage()
-                    if failed_at == self._reader.version:
+                    if failed_at == self._reader.opened.version:
                         self._reader.raise_filter_error(request.get("filter"))
                         raise
-                    failed_at = self._reader.version
+                    failed_at = self._reader.opened.version
         raise Unavailable(f"{ATTEMPTS} commits in a row overtook this read; read again")
 
 

@@ -37,7 +37,6 @@ from memwal.ingest.engine.read.request import (
     VectorQuery,
     check_filter,
     checked_columns,
-    checked_text,
     distinct,
     expect_indexed,
     only_indexed,
@@ -47,9 +46,10 @@ from memwal.ingest.engine.read.request import (
 from memwal.ingest.engine.read.sst_cache import CACHE_BYTES, SstCache, SstId, load_sst
 from memwal.ingest.engine.read.top_k import HiddenShare, concatenate, in_order, merge, merge_arms
 from memwal.ingest.engine.read.traced import Trace, TracedView
-from memwal.ingest.errors import Unavailable
+from memwal.ingest.errors import Invalid, Unavailable
 from memwal.ingest.refusals import expect_routing
-from memwal.memtable import TOMBSTONE, IndexSpec, MemTable, Snapshot
+from memwal.memtable import TOMBSTONE, IndexSpec, InvalidRows, MemTable, Snapshot
+from memwal.memtable.text.columns import ColumnsQuery
 from memwal.memtable.vector.index import Way
 from memwal.wal import Clock, Corrupt, ObjectStore, SsTable, SystemClock
 from memwal.wal.panics import RustPanic, panics_as_errors
@@ -134,11 +134,6 @@ class Reader:
     def opened(self) -> BaseTable:
         """The base table version that was opened last. Makes no request to storage."""
         return self._base
-
-    @property
-    def version(self) -> int:
-        """The version number of the base table that was opened last. Makes no request to storage."""
-        return self._base.version
 
     def expiry(self) -> Expiry | None:
         """Return the expiry rule at the present time, from the version that was opened last. Makes no request to
@@ -531,7 +526,10 @@ def relevance(what: str, known: KnownColumns, boosts: Mapping[str, float], text:
     """Rank by BM25, summed over the columns. `what`: the read or its argument, for messages. Raises: Invalid."""
     for column in boosts:
         expect_indexed(column, "fts", what, known)
-    query = checked_text(text, boosts, known.parsers)
+    try:
+        query = ColumnsQuery.of(text, boosts, known.parsers)
+    except InvalidRows as error:
+        raise Invalid(str(error)) from None
     return Ranking(
         lambda level, n, mask: level.match_columns(query, n, mask),
         lambda base, n, names: base.match(query, n, filter, names),

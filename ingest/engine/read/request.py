@@ -24,7 +24,6 @@ from memwal.memtable import IndexSpec, InvalidRows
 from memwal.memtable.filter.expression import Node, shown
 from memwal.memtable.filter.translation import checked
 from memwal.memtable.index_spec import METRICS, vector_width
-from memwal.memtable.text.columns import ColumnsQuery
 from memwal.memtable.text.query import TextParser
 from memwal.wal.errors import first_line
 from memwal.wal.panics import RustPanic
@@ -244,23 +243,15 @@ def vector_query(
     return VectorQuery(column, query, chosen, chosen == own, nprobes, refine_factor, *(distance_range or (None, None)))
 
 
-def checked_text(text: Any, boosts: Mapping[str, float], parsers: Mapping[str, TextParser]) -> ColumnsQuery:
-    """Parse `text` for the columns of `boosts`.
-
-    Raises: Invalid if it is not a string, or requires data that an index does not store.
-    """
-    try:
-        return ColumnsQuery.of(text, boosts, parsers)
-    except InvalidRows as error:
-        raise Invalid(str(error)) from None
-
-
 def checked_vector(vector: Any, column: str, kind: pa.DataType) -> npt.NDArray[np.float32]:
     """Return `vector` as float32[width of `column`].
 
     Raises: Invalid, with both widths, or the first number that is NaN or infinite.
     """
-    if isinstance(vector, pa.Array | pa.ChunkedArray) and (not is_number(vector.type) or len(vector) != kind.list_size):
+    arrow = isinstance(vector, pa.Array | pa.ChunkedArray)
+    # NumPy reads values of these types unchanged, one number per value.
+    numbers = arrow and (pa.types.is_integer(vector.type) or pa.types.is_floating(vector.type))
+    if arrow and (not numbers or len(vector) != kind.list_size):
         raise Invalid(
             f"search: the vector for column '{column}' has {len(vector)} values of the type {vector.type!s:.60}; "
             f"give {kind.list_size} numbers"
@@ -288,11 +279,6 @@ def checked_vector(vector: Any, column: str, kind: pa.DataType) -> npt.NDArray[n
             at = int(np.flatnonzero(~np.isfinite(values))[0])
             raise Invalid(f"search: the vector for column '{column}' has a number at {at} that no float16 holds")
     return values
-
-
-def is_number(kind: pa.DataType) -> bool:
-    """Return whether NumPy reads values of this type unchanged, one number per value."""
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
 LARGE = 10_000

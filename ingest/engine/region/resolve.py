@@ -28,7 +28,6 @@ in a base table of 4 million rows without an index on the key takes 5 s, during 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from uuid import UUID
 
 import numpy as np
@@ -62,10 +61,6 @@ class StoredRows:
 
     def __init__(self, reader: Reader, store: ObjectStore) -> None:
         self._reader, self._store = reader, store
-
-    def given_to(self, context: RegionContext) -> RegionContext:
-        """Return `context` with everything that regions need for operations that depend on stored rows."""
-        return replace(context, find=self, any_expired=self.any_expired, loads=self.loads, keep=self._reader.keep)
 
     def __call__(
         self, view: RegionView, keys: pa.Table, columns: Sequence[str], shape: Shape | None, above: int | None

@@ -64,7 +64,8 @@ class Table(LevelReads, Operations):
         routing, clock = base.routing_version, context.clock
         reader = Reader(base, context.store, cache_bytes=settings.flush.cache_max, routing=routing, clock=clock)
         super().__init__(base, reader)
-        context = StoredRows(self._reader, context.store).given_to(context)
+        stored = StoredRows(reader, context.store)
+        context = replace(context, find=stored, any_expired=stored.any_expired, loads=stored.loads, keep=reader.keep)
         self.regions = RegionSet(base, context)
         self.stored_changes = StoredChanges(base, context.store, context.clock)
         self._columns = TableColumns(base, self.regions, self._reader, self._took)

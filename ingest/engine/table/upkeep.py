@@ -42,7 +42,7 @@ def flush_due(regions: Sequence[Backlog], limits: CommitSettings) -> bool:
 
     The flush is due after half of the interval, so that the other process finds the rows in an SST before they are due.
     """
-    oldest = max((region.unflushed for region in regions if region.unflushed is not None), default=None)
+    oldest = Backlog.of_all(regions).unflushed
     return oldest is not None and limits.interval > 0 and oldest >= limits.interval / 2
 
 
@@ -54,11 +54,10 @@ def decide(regions: Sequence[Backlog], limits: CommitSettings, lead: float) -> D
     """
     if limits.interval <= 0:
         return "nothing"
-    oldest = max((region.age for region in regions if region.age is not None), default=None)
-    if oldest is not None and oldest + min(lead, limits.interval / 2) >= limits.interval:
+    together = Backlog.of_all(regions)
+    if together.age is not None and together.age + min(lead, limits.interval / 2) >= limits.interval:
         return "flush"
-    many = any(region.ssts >= limits.ssts_max for region in regions)
-    return "commit" if many or sum(region.size for region in regions) >= limits.size_max else "nothing"
+    return "commit" if together.ssts >= limits.ssts_max or together.size >= limits.size_max else "nothing"
 
 
 _LOG = logging.getLogger("memwal.table")
