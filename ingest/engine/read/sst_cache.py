@@ -120,25 +120,20 @@ class SstCache:
                 del self._kept[sst]
 
     def __len__(self) -> int:
-        with self._lock:
-            return len(self._kept)
+        return len(self._kept)
 
     @property
     def bytes(self) -> int:
         """Bytes of the rows and indexes of all loaded SSTs."""
-        with self._lock:
-            return self._bytes()
+        return sum(kept.bytes for kept in list(self._kept.values()))
 
     def _evict(self) -> None:
         with self._lock:
-            while len(self._kept) > 1 and self._bytes() > self._limit:
+            while len(self._kept) > 1 and self.bytes > self._limit:
                 oldest = next((sst for sst, kept in self._kept.items() if kept.loaded.done()), None)
                 if oldest is None:
                     return
                 del self._kept[oldest]
-
-    def _bytes(self) -> int:
-        return sum(kept.bytes for kept in self._kept.values())
 
 
 def load_sst(base: BaseTable, store: ObjectStore, region: UUID, sst: SsTable, columns: Container[str]) -> MemTable:

@@ -41,7 +41,7 @@ from memwal.ingest.engine.table.regions import BeforeClaim, RegionSet, prove
 from memwal.ingest.engine.table.resize import Resizing
 from memwal.ingest.engine.table.stored import base_status, space_status
 from memwal.ingest.engine.table.upkeep import TableUpkeep
-from memwal.ingest.engine.table.writes import RegionDeletes, TableWrites
+from memwal.ingest.engine.table.writes import TableWrites
 from memwal.ingest.errors import Invalid, translate_errors
 from memwal.ingest.protocol import build
 from memwal.ingest.refusals import expect_routing
@@ -71,8 +71,7 @@ class Table(LevelReads, Operations):
         self._columns = TableColumns(base, self.regions, self._reader, self._took)
         self._callers_columns = CallersColumns(base.schema.names)
         self._missing = missing_rule(None, base.key, base.rules.upsert)
-        self._writes = TableWrites(self._columns, self.regions, self._reader)
-        self.deletes = RegionDeletes(self._columns, self.regions, self._writes, self._reader)
+        self.writes = TableWrites(self._columns, self.regions, self._reader)
         self.upkeep = steps = TableUpkeep(self.regions, self._reader, settings, self._columns.take_over)
         self.pauses = PauseWatch.of(context.store, context.clock, context.ids, context.wal_options)
         paused = lambda: "commits" in self.pauses.recent()  # noqa: E731
@@ -147,9 +146,9 @@ class Table(LevelReads, Operations):
     def _put(
         self, admission: Admission, rows: pa.Table, token: Token | None, *, durable: bool, timeout: float | None
     ) -> Receipt:
-        once, _ = self._writes.once_per_key(admission, rows)
+        once, _ = self.writes.once_per_key(admission, rows)
         self._refuse_if_closed()
-        receipt = self._writes.write(admission, once, token, durable=durable, timeout=timeout)
+        receipt = self.writes.write(admission, once, token, durable=durable, timeout=timeout)
         return receipt if once is rows else replace(receipt, rows=rows.num_rows)
 
     def _nulls_of_client(self, nulls: Collection[str] | None) -> Collection[str]:
@@ -171,9 +170,9 @@ class Table(LevelReads, Operations):
         """See `Operations.delete`."""
         self._refuse_if_closed()
         if (where := keys_or_filter(keys, filter)) is not None:
-            delete = FilterDelete(self, self.deletes, where, self._context.clock)
+            delete = FilterDelete(self, self.writes, where, self._context.clock)
             return delete.run(token, durable=durable, timeout=timeout)
-        return self._writes.delete(keys, Token.parse(token), durable=durable, timeout=timeout)
+        return self.writes.delete(keys, Token.parse(token), durable=durable, timeout=timeout)
 
     @translate_errors
     def put_region(
@@ -197,7 +196,7 @@ class Table(LevelReads, Operations):
         """
         self._refuse_if_closed()
         expect_routing(self.base.uri, routing, self.base.routing_version)
-        return self._writes.put_region(region, rows, token, self._nulls_of_client(nulls))
+        return self.writes.put_region(region, rows, token, self._nulls_of_client(nulls))
 
     # ---- steps and state -----------------------------------------------------------------------------------------
 
