@@ -17,7 +17,6 @@ import pyarrow.compute as pc
 
 from memwal.flush import BaseTable
 from memwal.flush.base.shape import Shape, version_without
-from memwal.ingest.engine.api.arguments import brief
 from memwal.ingest.errors import Invalid
 from memwal.ingest.suggest import suggestion
 from memwal.memtable import IndexSpec, InvalidRows
@@ -95,14 +94,12 @@ def checked_columns(
 
 
 def check_filter(
-    filter: Any, plan: Callable[[str], None], columns: Sequence[str], gone: Mapping[str, str] | None = None
+    filter: str, plan: Callable[[str], None], columns: Sequence[str], gone: Mapping[str, str] | None = None
 ) -> None:
     """Plan `filter` in Lance and DataFusion, so that it is valid at every level or at none. Raises: Invalid.
 
     `plan`: `BaseReads.check`. `columns`: of the table. `gone`: as for `checked_columns`.
     """
-    if not isinstance(filter, str):
-        raise Invalid(f'filter {brief(filter)} is a {type(filter).__name__}; give a SQL predicate such as "price < 20"')
     try:
         tree = checked(filter, columns)  # before a planner reads it
     except InvalidRows as error:

@@ -39,7 +39,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
 from typing import Any
 from uuid import UUID
 
@@ -84,7 +83,7 @@ class _Ending:
         if self._core.levels.failure is not None:
             raise self._core.levels.failure
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if error is not None and not isinstance(error, self._survives):
             self._core.end(error)
 

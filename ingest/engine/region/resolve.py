@@ -103,8 +103,7 @@ def look_up(
 
     Raises: Unavailable if commits keep overtaking the lookup; the other errors of `context.find`.
     """
-    if context.find is None:
-        raise ValueError("the write depends on stored rows, but context.find, which looks them up, is None")
+    assert context.find is not None
     for _ in range(ATTEMPTS):
         try:
             return context.find(view(), keys, columns, context.shape, above)
