@@ -27,7 +27,7 @@ from memwal.ingest.engine.api.rows import as_table
 from memwal.ingest.engine.api.tokens import Ack, Applied, Receipt, Token, TokenLike
 from memwal.ingest.engine.changes.reader import StoredChanges
 from memwal.ingest.engine.read.levels import RegionView
-from memwal.ingest.engine.read.local import LevelReads, RegionReads, regions_of
+from memwal.ingest.engine.read.local import LevelReads, regions_of
 from memwal.ingest.engine.read.reader import Reader
 from memwal.ingest.engine.region.admission import Admission
 from memwal.ingest.engine.region.context import RegionContext
@@ -73,7 +73,7 @@ class Table(LevelReads, Operations):
         self._missing = missing_rule(None, base.key, base.rules.upsert)
         self.writes = TableWrites(self._columns, self.regions, self._reader)
         self.upkeep = steps = TableUpkeep(self.regions, self._reader, settings, self._columns.take_over)
-        self.pauses = PauseWatch.of(context.store, context.clock, context.ids, context.wal_options)
+        self.pauses = PauseWatch(context.store, context.clock, context.ids, context.wal_options)
         paused = lambda: "commits" in self.pauses.recent()  # noqa: E731
         self._commits = CommitLoop(steps, settings.commit, context.clock, paused, reader.opened.uri)
         self._collections = Periodic("collection", steps.collect, settings.gc.interval)
@@ -325,13 +325,7 @@ class Table(LevelReads, Operations):
         if len(buckets) != len(set(regions)):
             raise next(self.regions.missing(region) for region in regions if region not in self.regions.order)
         every = len(buckets) == len(self.regions.order)
-        return RegionReads(
-            self.base,
-            self._reader,
-            None if every else buckets,
-            lambda level, again: self.views(level, regions, again=again),
-            self.follow,
-        )
+        return _RegionReads(self, self._reader, regions, None if every else buckets)
 
     # ---- inside --------------------------------------------------------------------------------------------------
 
@@ -416,3 +410,22 @@ class Table(LevelReads, Operations):
             raise Invalid("the table is closed; open it again")
         if os.getpid() != self._process:
             raise Invalid("the table was opened in another process, and a fork copies no threads; open it here")
+
+
+class _RegionReads(LevelReads):
+    """Reads over the levels of some regions of a table in this process.
+
+    Thread safety. Any thread. Errors. Only `ingest.errors` kinds; Unavailable (`not_owner`) if a region is not here.
+    """
+
+    def __init__(self, table: Table, reader: Reader, regions: Sequence[UUID], buckets: Collection[int] | None) -> None:
+        """`buckets`: of the regions; None if these are all of the table's."""
+        super().__init__(table.base, reader)
+        self._table, self._regions, self._buckets = table, regions, buckets
+
+    def _views(self, level: Level, keys: Any, *, again: bool) -> list[RegionView]:
+        del keys  # the client has named their regions
+        return self._table.views(level, self._regions, again=again)
+
+    def follow(self) -> None:
+        self._table.follow()
