@@ -180,9 +180,7 @@ class RegionLevels:
             while (first := self.manifest.current_generation) <= generation and not self.ended:
                 if self._changed.wait_for(partial(self._published_beyond, first), timeout):
                     continue
-                self._changed.wait_for(
-                    lambda first=first: self._failed_attempt > before or self._published_beyond(first)
-                )
+                self._changed.wait_for(partial(self._failed_or_published, before, first))
                 if not self._published_beyond(first):
                     break
             self._raise_failure()
@@ -336,6 +334,9 @@ class RegionLevels:
 
     def _published_beyond(self, generation: int) -> bool:
         return self.manifest.current_generation > generation or self.ended
+
+    def _failed_or_published(self, attempt: int, generation: int) -> bool:
+        return self._failed_attempt > attempt or self._published_beyond(generation)
 
     def _memtables(self) -> list[MemTable]:
         """Return all memtables, newest first. Requires: the lock is held."""
