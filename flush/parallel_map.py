@@ -15,16 +15,17 @@ _Out = TypeVar("_Out")
 
 
 def each(work: Callable[[_In], _Out], items: Iterable[_In], at_once: int) -> Iterator[_Out]:
-    """Yield `work(item)` of every item in order, `at_once` items in parallel; with 1 in this thread.
+    """Yield `work(item)` of every item in order, `at_once` items in parallel; with 1, or a single item, in this thread.
 
     Raises the error of the first item that fails, after all started items have ended.
     """
-    if at_once == 1:
-        yield from map(work, items)
+    several = () if at_once == 1 else list(items)
+    if len(several) < 2:
+        yield from map(work, several or items)
         return
     pool = ThreadPoolExecutor(at_once, "regions")
     try:
-        yield from pool.map(work, items)
+        yield from pool.map(work, several)
     finally:
         pool.shutdown(cancel_futures=True)
 

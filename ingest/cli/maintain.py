@@ -19,10 +19,9 @@ from memwal.ingest.cli.open import open_base, open_for_reading, writable
 from memwal.ingest.cli.print import count, plain_table, write_json
 from memwal.ingest.cli.status import space_line
 from memwal.ingest.engine.table.garbage import Ages, RegionGarbage, TableCollector, TableGarbage
-from memwal.ingest.engine.table.maintenance import BaseUpkeep
-from memwal.ingest.engine.table.open import maintenance_rules
+from memwal.ingest.engine.table.maintenance import BaseUpkeep, maintenance_rules
 from memwal.ingest.engine.table.pauses import Pauses, What, text_of
-from memwal.ingest.engine.table.stored_status import space_status
+from memwal.ingest.engine.table.stored import space_status
 from memwal.ingest.engine.table.upkeep import traced_commit
 from memwal.ingest.errors import Invalid, MemWalError
 from memwal.ingest.service.client.remote import RemoteTable

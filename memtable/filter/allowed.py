@@ -5,7 +5,7 @@ function is allowed if its result is bounded by its arguments. Functions whose r
 (`GROWING`) take few or small arguments, and are not nested in one another. Numbers that size a result (`SIZED`) must be
 literals.
 
-`memtable.filter.expression` parses filters by this list; `api.sql.limits` checks the calls of a query with it.
+`memtable.filter.expression` parses filters by this list; `api.sql.statement` checks the calls of a query with it.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from memwal.ingest.engine.api import deletes
 from memwal.ingest.engine.api.deletes import FilterDelete, Where
 from memwal.ingest.engine.region.resolve import Conditions
 from memwal.ingest.engine.region.writer import RegionWriter
-from memwal.ingest.engine.table.writes import RegionDeletes
+from memwal.ingest.engine.table.writes import TableWrites
 from memwal.ingest.service.daemon.service import FlightService
 from tests.messages import raises
 
@@ -54,15 +54,15 @@ def before_piece(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
     """
 
     def call(act: Callable[[], object], number: int = 0) -> list[int]:
-        piece, sent = RegionDeletes.piece, list[int]()
+        piece, sent = TableWrites.piece, list[int]()
 
-        def sending(self: RegionDeletes, keys: pa.Table, *given: Any, **options: Any) -> Any:
+        def sending(self: TableWrites, keys: pa.Table, *given: Any, **options: Any) -> Any:
             sent.append(keys.num_rows)
             if len(sent) == number + 1:
                 act()
             return piece(self, keys, *given, **options)
 
-        monkeypatch.setattr(RegionDeletes, "piece", sending)
+        monkeypatch.setattr(TableWrites, "piece", sending)
         return sent
 
     return call
@@ -388,14 +388,14 @@ def test_the_next_owner_records_no_token_whose_tombstones_it_lacks(
     open_small: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client that resends the record to the next owner may reach another owner than the pieces did."""
-    older, record, taken = open_small(wal={"linger_max": "1h"}), RegionDeletes.record, list[Any]()
+    older, record, taken = open_small(wal={"linger_max": "1h"}), TableWrites.record, list[Any]()
     older.put(rows(range(10), 700))
 
-    def record_at_the_next_owner(_: RegionDeletes, token: memwal.Token, **options: Any) -> Any:
+    def record_at_the_next_owner(_: TableWrites, token: memwal.Token, **options: Any) -> Any:
         taken.append(open_small(take_over=True))
         return record(taken[0].deletes, token, **options)
 
-    monkeypatch.setattr(RegionDeletes, "record", record_at_the_next_owner)
+    monkeypatch.setattr(TableWrites, "record", record_at_the_next_owner)
     older.delete(filter=DEAR, token="cleaner:1", durable=False)
     assert not taken[0].delete(filter=DEAR, token="cleaner:1").applied
     assert taken[0].count() == 0
@@ -407,7 +407,7 @@ def test_a_token_is_completed_after_a_resize_for_the_rows_of_the_regions_that_la
     table = open_small()
     first, second = of_regions(table, range(40))
     region = table.base.regions[0]
-    table.deletes.record(memwal.Token("cleaner", 1), durable=True, timeout=None, regions=[region])
+    table.writes.record(memwal.Token("cleaner", 1), durable=True, timeout=None, regions=[region])
     table.close()
     resize(uri, None, wal.open_store(uri, None), 3, clock=wal.SystemClock(), ids=wal.SystemIds())
     table = open_small()
@@ -426,7 +426,7 @@ def test_a_piece_that_is_late_deletes_nothing(open_small: Callable[..., Any]) ->
     keys = table.scan(["id"]).read_all()
     table.delete(filter=DEAR, token=token)
     table.put(rows(range(10), 800))
-    receipt = table.deletes.piece(keys, where, durable=True, token=token, timeout=None)
+    receipt = table.writes.piece(keys, where, durable=True, token=token, timeout=None)
     assert (receipt.applied, receipt.repeated, table.count()) == (False, 10, 10)
 
 

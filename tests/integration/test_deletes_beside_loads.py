@@ -18,7 +18,7 @@ from memwal.flush.commits import load_notes
 from memwal.flush.commits.load_notes import has_landed, load_id
 from memwal.ingest.engine.region import resolve
 from memwal.ingest.engine.region.resolve import Conditions
-from memwal.ingest.engine.table.writes import RegionDeletes
+from memwal.ingest.engine.table.writes import TableWrites
 from tests.conftest import wait_until
 from tests.load_world import rows_of
 from tests.messages import raises
@@ -139,16 +139,16 @@ def test_a_delete_does_not_wait_for_a_load_that_was_killed(
 def test_a_region_refuses_where_the_wait_did_not_see_the_load(
     open_small: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    attempts, piece = list[flush.LoadAttempt](), RegionDeletes.piece
+    attempts, piece = list[flush.LoadAttempt](), TableWrites.piece
 
-    def begins(self: RegionDeletes, *given: Any, **options: Any) -> Any:
+    def begins(self: TableWrites, *given: Any, **options: Any) -> Any:
         with monkeypatch.context() as blind:
             blind.setattr(flush, "end_abandoned", lambda *_: attempts.append(begun(table.base.uri)))
             return piece(self, *given, **options)
 
     with open_small() as table:
         table.put(rows(range(10), 700))
-        monkeypatch.setattr(RegionDeletes, "piece", begins)
+        monkeypatch.setattr(TableWrites, "piece", begins)
         with raises(memwal.Unavailable):
             table.delete(filter=DEAR)
         loaded(table, range(5), 50, attempts[0])

@@ -21,7 +21,7 @@ import pytest
 
 import memwal
 from memwal.ingest.engine.api.reads import READS, Reads
-from memwal.ingest.engine.read import rankings
+from memwal.ingest.engine.read import reader
 from memwal.ingest.service.client.scatter import merged, with_key
 from memwal.ingest.service.daemon.service import FlightService
 from tests.messages import raises
@@ -405,7 +405,7 @@ def test_a_wrong_argument_is_refused_in_one_line(
 def test_a_search_that_compares_every_row_of_a_large_table_is_logged_once(
     uri: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(rankings, "EXACT_ROWS_QUIET", 50)
+    monkeypatch.setattr(reader, "EXACT_ROWS_QUIET", 50)
     caplog.set_level(logging.WARNING, "memwal.read")
     with memwal.open(uri, schema=SCHEMA, key="id", settings={"commit": {"interval": "0s"}}) as table:
         table.put(pa.Table.from_pylist([row(id, 0) for id in range(60)], SCHEMA))

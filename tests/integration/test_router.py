@@ -25,7 +25,7 @@ from memwal.ingest.engine.api import deletes
 from memwal.ingest.engine.region.writer import RegionWriter
 from memwal.ingest.engine.table.embedded import Table
 from memwal.ingest.engine.table.stored import StoredTable
-from memwal.ingest.engine.table.writes import RegionDeletes
+from memwal.ingest.engine.table.writes import TableWrites
 from memwal.ingest.service.client.remote import RemoteTable
 from memwal.ingest.service.daemon.peers import Place
 from memwal.ingest.service.daemon.service import FlightService
@@ -315,10 +315,10 @@ def test_a_delete_by_filter_goes_after_its_regions(
     both, client = pair()
     monkeypatch.setattr(deletes, "PIECE", 16)
     client.put(made.rows(range(100)))
-    piece, record, moved = RegionDeletes.piece, RegionDeletes.record, list[str]()
+    piece, record, moved = TableWrites.piece, TableWrites.record, list[str]()
 
     def moving(step: Callable[..., Any], name: str) -> Callable[..., Any]:
-        def after_a_move(self: RegionDeletes, *given: Any, **how: Any) -> Any:
+        def after_a_move(self: TableWrites, *given: Any, **how: Any) -> Any:
             if moved.count(name) < (5 if name == "piece" else 1):
                 moved.append(name)
                 for bucket in range(REGIONS):
@@ -327,8 +327,8 @@ def test_a_delete_by_filter_goes_after_its_regions(
 
         return after_a_move
 
-    monkeypatch.setattr(RegionDeletes, "piece", moving(piece, "piece"))
-    monkeypatch.setattr(RegionDeletes, "record", moving(record, "record"))
+    monkeypatch.setattr(TableWrites, "piece", moving(piece, "piece"))
+    monkeypatch.setattr(TableWrites, "record", moving(record, "record"))
     receipt = client.delete(filter="id >= 10", token="cleaner:1")
     # If a piece's answer is lost with its owner, the piece counts as skipped when it is sent again.
     assert (receipt.rows + receipt.skipped, set(receipt.positions)) == (90, {str(region) for region in both.regions})
@@ -346,9 +346,9 @@ def test_a_delete_by_filter_whose_daemon_is_lost_goes_on_by_its_token(
     """`after`: the daemon has logged its piece and never answers; the retry finds these rows deleted."""
     both, client = pair()
     client.put(made.rows(range(100)))
-    piece, lost = RegionDeletes.piece, list[int]()
+    piece, lost = TableWrites.piece, list[int]()
 
-    def losing(self: RegionDeletes, *given: Any, **how: Any) -> Any:
+    def losing(self: TableWrites, *given: Any, **how: Any) -> Any:
         first = self is both.tables[0].deletes and not lost
         done = piece(self, *given, **how) if when == "after" or not first else None
         if first:
@@ -358,7 +358,7 @@ def test_a_delete_by_filter_whose_daemon_is_lost_goes_on_by_its_token(
             raise memwal.UnknownOutcome("the daemon was lost before it answered")
         return done
 
-    monkeypatch.setattr(RegionDeletes, "piece", losing)
+    monkeypatch.setattr(TableWrites, "piece", losing)
     receipt = client.delete(filter="id >= 10", token="cleaner:1")
     assert (receipt.rows, receipt.skipped) == (90 - lost[0], lost[0])
     assert receipt.rows == counted

@@ -62,7 +62,7 @@ class ServingDaemon:
         limits = replace(limits, entries_max=world.entries_max, pending_max=world.pending_max)
         context = replace(context, limits=limits, daemon=True)
         shared = replace(base, caches=LanceCaches(settings.table.cache_max))
-        return Table(shared, context, memwal.ingest.engine.table.open._upkeep(settings), ())
+        return Table(shared, context, settings, ())
 
     def _live(self) -> None:
         world = self.world

@@ -26,7 +26,7 @@ from memwal.flush.resizing.routing import routing_key
 from memwal.flush.verification.runner import verify_table
 from memwal.ingest.engine.table import open as opening
 from memwal.ingest.engine.table.embedded import Table
-from memwal.ingest.engine.table.stored_status import status_from_storage
+from memwal.ingest.engine.table.stored import status_from_storage
 from memwal.wal import LocalStore, ManifestStore, RegionStatus, SystemIds
 from tests.clean import assert_clean, assert_collected
 from tests.conftest import wait_until

@@ -12,7 +12,7 @@ import pytest
 from memwal.flush import CommitReport
 from memwal.ingest.engine.region.state import Backlog
 from memwal.ingest.engine.table.commit_loop import CommitLoop
-from memwal.ingest.engine.table.upkeep import CommitLimits
+from memwal.ingest.settings.sections import CommitSettings
 from memwal.ingest.threads import Periodic
 from tests.conftest import PATIENCE, wait_until
 from tests.messages import raises
@@ -44,7 +44,7 @@ class Region:
             catch_up=lambda: self.done.append("catch up"),
             asked_to_wait=lambda: self.loading,
         )
-        self.loop = CommitLoop(self.steps, CommitLimits(interval, ssts_max=8, size_max=1 << 30), self.clock)
+        self.loop = CommitLoop(self.steps, CommitSettings.model_construct(interval=interval), self.clock)
 
     def waiting(self) -> Backlog:
         rows = [*self.memtable, *(row for sst in self.ssts for row in sst)]
@@ -249,7 +249,7 @@ def test_the_wait_for_a_load_doubles_while_it_asks() -> None:
 
 def test_while_commits_are_paused_nothing_is_due_and_a_commit_on_demand_commits() -> None:
     region, paused = Region(10.0), True
-    region.loop = CommitLoop(region.steps, CommitLimits(10.0, 8, 1 << 30), region.clock, lambda: paused)
+    region.loop = CommitLoop(region.steps, CommitSettings.model_construct(interval=10.0), region.clock, lambda: paused)
     region.live(100, every=5, then=region.put)
     assert (region.done, region.expired) == ([], [])
     region.leads = False

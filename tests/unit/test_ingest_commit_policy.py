@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from memwal.ingest.engine.region.state import Backlog
-from memwal.ingest.engine.table.upkeep import CommitLimits, Decision, decide
+from memwal.ingest.engine.table.upkeep import Decision, decide
+from memwal.ingest.settings.sections import CommitSettings
 
-LIMITS = CommitLimits(interval=30.0, ssts_max=8, size_max=1000)
+LIMITS = CommitSettings.model_construct(interval=30.0, size_max=1000)
 IDLE = Backlog(0, 0, None)
 
 
@@ -40,4 +41,7 @@ def test_slow_storage_gets_no_commit_before_half_the_interval() -> None:
 
 
 def test_an_interval_of_0_leaves_it_to_the_user() -> None:
-    assert decide([Backlog(99, 10_000, 1e6)], CommitLimits(0.0, 8, 1000), lead=0.0) == "nothing"
+    assert (
+        decide([Backlog(99, 10_000, 1e6)], CommitSettings.model_construct(interval=0.0, size_max=1000), lead=0.0)
+        == "nothing"
+    )

@@ -17,7 +17,6 @@ from memwal.ingest.engine.table.live_owners import (
     Claimant,
     LiveOwners,
     Owner,
-    as_daemon,
     can_be_asked,
     endpoint_to_ask,
     judge,
@@ -165,7 +164,7 @@ def test_the_remedy_is_one_that_works() -> None:
     program, daemon = replace(owner(AWAY), endpoint="", daemon=False), owner(AWAY)
     assert Claimant().remedy_for(daemon) == "use connect(), or take_over=True"
     assert "read_only=True" in Claimant().remedy_for(program)
-    assert "memwal serve --take-over" in as_daemon().remedy_for(daemon)
+    assert "memwal serve --take-over" in Claimant(daemon=True).remedy_for(daemon)
 
 
 def test_what_is_wrong_with_our_own_certificate_says_nothing_of_the_owner(tmp_path: Path) -> None:

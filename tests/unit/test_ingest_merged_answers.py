@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from memwal.ingest.engine.api.reads import READS, Reads
+from memwal.ingest.engine.api.reads import READS, Reads, best_of
 from memwal.ingest.engine.api.results import RowStream
 from memwal.ingest.errors import Unavailable
-from memwal.ingest.service.client.scatter import best_of, in_asked_order, merged, merged_status
+from memwal.ingest.service.client.scatter import in_asked_order, merged, merged_status
 from tests.messages import raises
 
 
@@ -25,11 +25,11 @@ def test_the_best_of_several_rankings() -> None:
     def ranked(*scores: float, first: int) -> pa.Table:
         return pa.table({"id": range(first, first + len(scores)), "s": pa.array(scores, pa.float32())})
 
-    near = best_of(
-        [ranked(0.5, 2.0, first=0), ranked(0.5, 1.0, float("nan"), first=10)], "s", 4, ascending=True, key=["id"]
-    )
+    parts = [ranked(0.5, 2.0, first=0), ranked(0.5, 1.0, float("nan"), first=10)]
+    near = best_of(parts, {"k": 4}, ["id"], score="s", ascending=True)
     assert near.column("id").to_pylist() == [0, 10, 11, 1]
-    best = best_of([ranked(3.0, 1.0, first=0), ranked(2.0, first=10)], "s", 9, ascending=False, key=["id"])
+    parts = [ranked(3.0, 1.0, first=0), ranked(2.0, first=10)]
+    best = best_of(parts, {"k": 9}, ["id"], score="s", ascending=False)
     assert best.column("id").to_pylist() == [0, 10, 1]
 
 

@@ -131,7 +131,7 @@ def test_a_pause_is_told_in_one_line() -> None:
 
 def test_storage_is_looked_at_only_so_often(store: MemoryStore, caplog: pytest.LogCaptureFixture) -> None:
     clock = FakeClock()
-    watch = PauseWatch(Pauses(store, clock), clock, LOOK_EVERY)
+    watch = PauseWatch(store, clock)
     assert watch.recent() == {}
     Pauses(store, clock).pause("commits", "one@here")
     assert watch.recent() == {}
@@ -166,7 +166,7 @@ def failing(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> Failing:
 def test_storage_that_fails_is_asked_no_more_often(store: MemoryStore, failing: Failing) -> None:
     clock = FakeClock()
     Pauses(store, clock).pause("commits", "one@here")
-    watch = PauseWatch(Pauses(store, clock), clock, LOOK_EVERY)
+    watch = PauseWatch(store, clock)
     assert list(watch.recent()) == ["commits"]
     clock.advance(LOOK_EVERY)
     failing.away, failing.asked = True, 0
@@ -180,7 +180,7 @@ def test_nothing_counts_as_not_paused_before_storage_has_said_so(store: MemorySt
     """A daemon that starts while storage fails must not commit a table whose commits are paused."""
     clock = FakeClock()
     Pauses(store, clock).pause("commits", "one@here")
-    watch = PauseWatch(Pauses(store, clock), clock, LOOK_EVERY)
+    watch = PauseWatch(store, clock)
     failing.away = True
     for _ in range(2):
         with pytest.raises(StoreUnavailable):
@@ -189,7 +189,7 @@ def test_nothing_counts_as_not_paused_before_storage_has_said_so(store: MemorySt
     failing.away = False
     assert list(watch.recent()) == ["commits"]
     failing.reads = 2
-    other = PauseWatch(Pauses(store, clock), clock, LOOK_EVERY)
+    other = PauseWatch(store, clock)
     assert list(other.recent()) == ["commits"], "it is asked again at once"
     assert failing.reads == 0
 
@@ -205,7 +205,7 @@ def test_who_asks_during_the_first_look_waits_for_it(store: MemoryStore, monkeyp
         return get(key)
 
     monkeypatch.setattr(store, "get", slow)
-    watch, told = PauseWatch(Pauses(store, clock), clock, LOOK_EVERY), list[Paused]()
+    watch, told = PauseWatch(store, clock), list[Paused]()
     asking = [threading.Thread(target=lambda: told.append(watch.recent())) for _ in range(2)]
     asking[0].start()
     assert began.wait(PATIENCE)

@@ -18,6 +18,7 @@ from memwal.ingest.engine.read.request import (
 )
 from memwal.ingest.errors import Invalid
 from memwal.memtable import IndexSpec
+from memwal.memtable.filter.translation import checked
 from tests.messages import raises
 
 SCHEMA = pa.schema(
@@ -84,7 +85,7 @@ def test_a_vector_may_be_a_value_of_the_column() -> None:
     ],
 )
 def test_a_filter_is_blamed_on_the_first_word_that_names_no_column(filter: str, says: str | None) -> None:
-    found = unknown_column(filter, SCHEMA.names)
+    found = unknown_column(checked(filter, SCHEMA.names), SCHEMA.names)
 
     assert (found or "").endswith(says or "")
     assert (found is None) == (says is None)

@@ -179,10 +179,8 @@ def keys_or_filter(keys: Any, filter: Any) -> str | None:
     return sql(filter)
 
 
-def distance_range(given: Any) -> tuple[float | None, float | None] | None:
+def distance_range(given: Any) -> tuple[float | None, float | None]:
     """Return the lowest distance (inclusive) and the upper limit (exclusive), None for no limit. Raises: Invalid."""
-    if given is None:
-        return None
     try:
         low, high = (None if end is None else float(end) for end in elements("distance_range", given) or ())
     except (TypeError, ValueError, OverflowError):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import TracebackType
 from typing import Any, Literal, Protocol, Self, get_args
 from uuid import UUID
 
@@ -211,11 +210,6 @@ class Changes:
             return pa.Table.from_batches(batches, schema)
         return pa.concat_tables([pa.Table.from_batches([batch]) for batch in batches], promote_options="default")
 
-    def _after(self, position: Any) -> Changes:
-        """Return the same feed, after `position`."""
-        request = replace(self._request, since=Position.of_json(position))
-        return Changes(self._source, request, follow=self._follow, clock=self._clock)
-
     def close(self) -> None:
         """Discard the changes that were read ahead."""
         self._read_ahead = None
@@ -223,7 +217,7 @@ class Changes:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _peeked(self) -> Piece:
@@ -244,7 +238,8 @@ def steps_of(changes: Changes) -> Iterator[pa.RecordBatch | float]:
 
 def resumed(changes: Changes, position: Any) -> Changes:
     """Return the same feed, after `position`."""
-    return changes._after(position)  # noqa: SLF001 - as above
+    request = replace(changes._request, since=Position.of_json(position))  # noqa: SLF001 - as above
+    return Changes(changes._source, request, follow=changes._follow, clock=changes._clock)  # noqa: SLF001
 
 
 def opened(

@@ -89,8 +89,11 @@ class FilterDelete:
         if not self._table.key:
             raise Invalid("the table has no key (append_only), so no row can be deleted")
         until = None if limit is None else self._clock.monotonic() + limit
-        if parsed is not None and self._is_repeat(parsed):
-            return Receipt(0, False, {})
+        if parsed is not None:  # a repeat if the logs of all regions have it, so that no later owner forgets it
+            applied = self._table.applied(parsed.producer, logged=True)
+            check_rises(parsed, {"of one region": applied.newest, "of another": applied.everywhere})
+            if applied.everywhere is not None and applied.everywhere >= parsed.sequence:
+                return Receipt(0, False, {})
         logged = durable or parsed is not None  # the token has a separate entry, which must not outlive the tombstones
         try:
             for where, keys in self._pieces():
@@ -101,12 +104,6 @@ class FilterDelete:
         except MemWalError as error:
             raise self._outcome(error) from error
         return Receipt(self._deleted, True, self._positions, self._kept, self._regions)
-
-    def _is_repeat(self, token: Token) -> bool:
-        """Return whether the logs of all regions have `token`, so that no later owner forgets this acknowledgement."""
-        applied = self._table.applied(token.producer, logged=True)
-        check_rises(token, {"of one region": applied.newest, "of another": applied.everywhere})
-        return applied.everywhere is not None and applied.everywhere >= token.sequence
 
     def _pieces(self) -> Iterator[tuple[Where, pa.Table]]:
         """Yield keys and their condition. A scan holds the keys of all passing rows, and no other column."""

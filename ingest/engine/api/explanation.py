@@ -21,8 +21,9 @@ from memwal.ingest.errors import Invalid
 from memwal.wal import Clock, SystemClock
 
 D = TypeVar("D")
-_NAMES = ("region", "level", "rows", "by", "looked at", "found", "hidden", "deleted", "returned", "ms", "how")
-_NUMBERS = ("rows", "looked at", "found", "hidden", "deleted", "returned", "ms")
+_COUNTS = ("looked at", "found", "hidden", "deleted", "returned")
+_NAMES = ("region", "level", "rows", "by", *_COUNTS, "ms", "how")
+_NUMBERS = ("rows", *_COUNTS, "ms")
 _REGION = 8
 """Characters of a region's id: its first group of digits."""
 
@@ -220,13 +221,7 @@ def _searches(level: ExplainedLevel) -> Sequence[ExplainedSearch]:
 
 
 def _cells(part: ExplainedPart, level: ExplainedLevel, search: ExplainedSearch) -> dict[str, str]:
-    counts = {
-        "looked at": search.looked_at,
-        "found": search.found,
-        "hidden": search.hidden,
-        "deleted": search.deleted,
-        "returned": search.returned,
-    }
+    counts = {name: getattr(search, name.replace(" ", "_")) for name in _COUNTS}
     asked = bool(search.by)
     return {
         "region": (level.region or "")[:_REGION],

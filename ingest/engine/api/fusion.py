@@ -8,7 +8,7 @@ no common scale.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,7 +44,16 @@ def fused(
         relevance += np.where(values.is_valid().to_numpy(), weight / (_CONSTANT + ranks), 0.0)
     rows = _by_relevance(candidates, relevance)
     if rerank is not None and rows.num_rows:
-        relevance = _reranked(rows, rerank)
+        answer = rerank(rows)
+        try:
+            relevance = np.asarray(answer, dtype=np.float64)
+        except (TypeError, ValueError) as error:
+            raise Invalid(
+                f"rerank returned a {type(answer).__name__}: {error}; return a number for each candidate"
+            ) from None
+        if relevance.shape != (rows.num_rows,) or np.isnan(relevance).any():
+            text = f"rerank returned values of shape {relevance.shape} for {rows.num_rows} candidates"
+            raise Invalid(f"{text}; return a number for each, none of them NaN")
         rows = _by_relevance(rows, relevance).slice(0, int((relevance > -math.inf).sum()))
     return rows.slice(0, k)
 
@@ -70,11 +79,12 @@ def lancedb_reranker(reranker: Any, text: str) -> Rerank:
     return rerank
 
 
-def best_of_arms(candidates: pa.Table, n: int, key: Sequence[str]) -> pa.Table:
-    """Return the rows among the `n` best by `_distance` or by `_score`, of rows from several owners.
+def best_of_arms(tables: Sequence[pa.Table], request: Mapping[str, Any], key: Sequence[str]) -> pa.Table:
+    """Return the rows among the `n` best (of `request`) by `_distance` or by `_score`, of rows from several owners.
 
     They have the order of `read.top_k.merge_arms`; equal ones are ordered by `key`.
     """
+    candidates = pa.concat_tables(tables)
     ties = candidates.select(list(key)) if key else candidates.drop_columns([DISTANCE, SCORE])
     kept = np.zeros(candidates.num_rows, dtype=np.bool_)
     arms = []
@@ -83,7 +93,7 @@ def best_of_arms(candidates: pa.Table, n: int, key: Sequence[str]) -> pa.Table:
         signed = values if order == "ascending" else pc.negate(values)
         scores = signed.fill_null(math.nan).to_numpy()
         best = np.zeros(candidates.num_rows, dtype=np.bool_)
-        best[in_rank([scores], ties.take, keyed=bool(key), k=n)] = True
+        best[in_rank([scores], ties.take, keyed=bool(key), k=request["n"])] = True
         best &= values.is_valid().to_numpy()
         kept |= best
         masked = pc.if_else(pa.array(best), values.combine_chunks(), None)
@@ -116,17 +126,3 @@ def _by_relevance(rows: pa.Table, relevance: npt.NDArray[np.float64]) -> pa.Tabl
     order = np.lexsort((near, -relevance))
     field = pa.field(RELEVANCE, pa.float32(), nullable=False)
     return rows.take(pa.array(order)).append_column(field, pa.array(relevance[order], pa.float32()))
-
-
-def _reranked(rows: pa.Table, rerank: Rerank) -> npt.NDArray[np.float64]:
-    answer = rerank(rows)
-    try:
-        relevance = np.asarray(answer, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise Invalid(
-            f"rerank returned a {type(answer).__name__}: {error}; return a number for each candidate"
-        ) from None
-    if relevance.shape != (rows.num_rows,) or np.isnan(relevance).any():
-        text = f"rerank returned values of shape {relevance.shape} for {rows.num_rows} candidates"
-        raise Invalid(f"{text}; return a number for each, none of them NaN")
-    return relevance

@@ -85,20 +85,18 @@ def parse_key(text: str, key: Sequence[str]) -> tuple[str, ...]:
     """
     if not key:
         raise Invalid(NO_KEY)
-    values = (text,) if len(key) == 1 else _values(text)
+    values: tuple[str, ...] = (text,)
+    if len(key) > 1:
+        try:
+            lines = list(csv.reader(io.StringIO(text, newline=""), strict=True)) or [[]]
+        except csv.Error:
+            lines = []
+        if len(lines) != 1:
+            raise Invalid(f"key {brief(text)}: write a value with a comma, a quote or a line break in double quotes")
+        values = tuple(lines[0])
     if len(values) != len(key):
         raise Invalid(f"key {brief(text)} has {len(values)} values; give {len(key)}: {','.join(key)}")
     return values
-
-
-def _values(text: str) -> tuple[str, ...]:
-    try:
-        lines = list(csv.reader(io.StringIO(text, newline=""), strict=True)) or [[]]
-    except csv.Error:
-        lines = []
-    if len(lines) != 1:
-        raise Invalid(f"key {brief(text)}: write a value with a comma, a quote or a line break in double quotes")
-    return tuple(lines[0])
 
 
 def _columns(keys: Any, key: tuple[str, ...]) -> list[Any]:
@@ -137,18 +135,18 @@ def _of_table(table: pa.Table, key: tuple[str, ...]) -> list[Any]:
 
 def _of_rows(rows: list[Any], key: tuple[str, ...]) -> list[Any]:
     """Return the columns of a list of dicts, tuples or scalars."""
-    if rows and all(isinstance(row, Mapping) for row in rows):
+    if not rows:
+        return [[] for _ in key]
+    if all(isinstance(row, Mapping) for row in rows):
         odd = next((row for row in rows if set(row) != set(key)), None)
         if odd is not None:
             raise Invalid(f"keys: {brief(dict(odd))} does not name exactly the key columns {', '.join(key)}")
         return [[row[name] for row in rows] for name in key]
-    if rows and all(isinstance(row, tuple | list) for row in rows):
+    if all(isinstance(row, tuple | list) for row in rows):
         odd = next((row for row in rows if len(row) != len(key)), None)
         if odd is not None:
             raise Invalid(f"keys: {brief(odd)} has {len(odd)} values; the key has {len(key)}: {', '.join(key)}")
         return [list(column) for column in zip(*rows, strict=True)]
-    if not rows:
-        return [[] for _ in key]
     return _single(rows, key)
 
 
@@ -167,19 +165,15 @@ def _typed(values: Any, field: pa.Field) -> pa.Array | pa.ChunkedArray:
         if values and all(isinstance(value, str) for value in values):
             return cast_texts(pa.array(values, pa.string()), field.type)
         # Not pa.array alone: it converts 1.5 to the integer 1, and a number to a date.
-        _check_types(values, field)
+        allowed = next((python for family, python in _FAMILIES if family(field.type)), ())
+        refused = tuple(subclass for kind in allowed for subclass in _NEVER.get(kind, ()))
+        for kind in set(map(type, values)) - {type(None)}:
+            if not issubclass(kind, allowed) or issubclass(kind, refused):
+                raise TypeError(f"a key of type {kind.__name__} does not fit; convert the keys")
         return pa.array(values, field.type)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         reason = first_line(error)
         raise Invalid(f"key column '{field.name}' is {field.type}: {reason:.300}") from None
-
-
-def _check_types(values: list[Any], field: pa.Field) -> None:
-    allowed = next((python for family, python in _FAMILIES if family(field.type)), ())
-    refused = tuple(subclass for kind in allowed for subclass in _NEVER.get(kind, ()))
-    for kind in set(map(type, values)) - {type(None)}:
-        if not issubclass(kind, allowed) or issubclass(kind, refused):
-            raise TypeError(f"a key of type {kind.__name__} does not fit; convert the keys")
 
 
 def _cast(values: pa.Array | pa.ChunkedArray, field: pa.Field) -> pa.Array | pa.ChunkedArray:

@@ -131,19 +131,13 @@ def in_rank(
     last = most + int(np.argmin(tied[most:]))
     at = np.flatnonzero(tied[:last] | tied[1 : last + 1])
     ranks = np.zeros(last, dtype=np.int64)
-    ranks[at] = _ranks(ties(order[at]), keyed=keyed)
+    rows = ties(order[at])
+    if keyed:
+        by_tie = first_rows(rows, [(name, True) for name in rows.column_names], None).to_numpy()
+    else:
+        columns = enumerate(column.combine_chunks() for column in rows.columns)
+        by_tie = np.argsort(row_hashes(columns, rows.num_rows), kind="stable")
+    ranks[at[by_tie]] = np.arange(len(at))
     order = order[:last]
     by: list[npt.NDArray[Any]] = [ranks, *(each[order] for each in scores[::-1])]
     return order[np.lexsort(by)][:most]
-
-
-def _ranks(rows: pa.Table, *, keyed: bool) -> npt.NDArray[np.int64]:
-    """Return the place of each row in the order of rows that tie."""
-    if keyed:
-        order = first_rows(rows, [(name, True) for name in rows.column_names], None).to_numpy()
-    else:
-        columns = enumerate(column.combine_chunks() for column in rows.columns)
-        order = np.argsort(row_hashes(columns, rows.num_rows), kind="stable")
-    ranks = np.empty(rows.num_rows, dtype=np.int64)
-    ranks[order] = np.arange(rows.num_rows)
-    return ranks

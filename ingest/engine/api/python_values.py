@@ -54,9 +54,19 @@ def column_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     same = _SAME.get(kind.id)
     if same is not None and set(map(type, values)) <= same:
         found = pa.array(values, kind)
-        return _unless_infinite(found, values) if kind.id in _NARROW else found
+        infinite = kind.id in _NARROW and np.isinf(_numbers(found)).any()
+        if infinite and overflows(found, pa.array(values, pa.float64())):
+            raise pa.ArrowInvalid(f"a number is beyond the largest {kind}")
+        return found
     if isinstance(kind, pa.BaseExtensionType):
-        return _truths(values, kind) if kind == pa.bool8() else pa.array(values, kind)
+        if kind != pa.bool8():
+            return pa.array(values, kind)
+        truths = column_of(
+            values, pa.bool_()
+        )  # Arrow accepts numbers for bool8 as any truth value, and no truth values
+        if not (pa.types.is_boolean(truths.type) or pa.types.is_null(truths.type)):
+            raise pa.ArrowTypeError(f"{truths.type} is no truth value: write True or False")
+        return pa.ExtensionArray.from_storage(kind, truths.cast(pa.int8()))
     if is_list(kind):
         plain = _plain_lists(values, kind)
         return _lists(values, kind) if plain is None else plain
@@ -65,14 +75,6 @@ def column_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     if _alike(values, set(map(type, values))):
         return _converted(values, kind)
     return pa.concat_arrays([_converted([value], kind) for value in values])
-
-
-def _truths(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Return an array of bool8. Arrow would accept numbers for it as any truth value, and no truth values."""
-    found = column_of(values, pa.bool_())
-    if not (pa.types.is_boolean(found.type) or pa.types.is_null(found.type)):
-        raise pa.ArrowTypeError(f"{found.type} is no truth value: write True or False")
-    return pa.ExtensionArray.from_storage(kind, found.cast(pa.int8()))
 
 
 def _alike(values: Sequence[Any], types: set[type]) -> bool:
@@ -145,13 +147,6 @@ def _is_nan(value: Any) -> bool:
 
 
 _WRITE_NONE = "{} is not a value of this type: write None for a null"
-
-
-def _unless_infinite(found: pa.Array, values: Sequence[Any]) -> pa.Array:
-    """Return `found`, made of `values`. Raises: pa.ArrowInvalid for a float that is too large for its type."""
-    if np.isinf(_numbers(found)).any() and overflows(found, pa.array(values, pa.float64())):
-        raise pa.ArrowInvalid(f"a number is beyond the largest {found.type}")
-    return found
 
 
 def _numbers(found: pa.Array) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -26,9 +27,9 @@ from memwal.ingest.engine.api.arguments import (
 from memwal.ingest.engine.api.arguments import text as a_text
 from memwal.ingest.engine.api.changes import Changes, ChangesSource, opened, position_of
 from memwal.ingest.engine.api.explanation import Explain, Watch, ended, watching
-from memwal.ingest.engine.api.fusion import Rerank, checked_weights, fused
+from memwal.ingest.engine.api.fusion import DISTANCE, SCORE, Rerank, best_of_arms, checked_weights, fused
 from memwal.ingest.engine.api.keys import repeatable
-from memwal.ingest.engine.api.ordering import checked_order, first_rows
+from memwal.ingest.engine.api.ordering import checked_order, first_rows, in_rank
 from memwal.ingest.engine.api.results import RowStream, trimmed
 from memwal.ingest.errors import Invalid, translate_errors
 from memwal.ingest.suggest import suggestion
@@ -46,22 +47,17 @@ class ReadKind:
     """How a read is sent to daemons, and how the answers of several owners are combined.
 
     `sends`: the argument that is sent as Arrow data; keys are sent only to their owners. `counts`: the answer is a
-    number, and answers are added. `score`: the column that ranks rows, and `ascending`: whether the lowest is best;
-    without it rows are concatenated, up to `limit`. `arms`: rows have two scores, and the best by either are kept.
-    `streams`: the answer is a RowStream, otherwise a table. `merge`: combines the tables of several owners in place of
-    all these; it receives the tables and the request.
+    number, and answers are added. `streams`: the answer is a RowStream; rows are concatenated, up to `limit`. `merge`:
+    combines the tables of several owners; it receives the tables, the request, and the key, which orders equal rows.
     """
 
     sends: Literal["keys", "vector"] | None = None
     counts: bool = False
-    score: str | None = None
-    ascending: bool = True
-    arms: bool = False
     streams: bool = False
-    merge: Callable[[Sequence[pa.Table], Mapping[str, Any]], pa.Table] | None = None
+    merge: Callable[[Sequence[pa.Table], Mapping[str, Any], Sequence[str]], pa.Table] | None = None
 
 
-def value_counts(tables: Sequence[pa.Table], request: Mapping[str, Any]) -> pa.Table:
+def value_counts(tables: Sequence[pa.Table], request: Mapping[str, Any], _: Sequence[str] = ()) -> pa.Table:
     """Return the sum of `tables`, each of the column that `request` names and `_count`: one row for each value."""
     column, rows = request["column"], pa.concat_tables(tables)
     kind, values = rows.schema.field(column).type, rows.column(column)
@@ -73,14 +69,24 @@ def value_counts(tables: Sequence[pa.Table], request: Mapping[str, Any]) -> pa.T
     return pa.Table.from_arrays([found, summed.column("n_sum")], schema=rows.schema)
 
 
+def best_of(
+    tables: Sequence[pa.Table], request: Mapping[str, Any], key: Sequence[str], *, score: str, ascending: bool
+) -> pa.Table:
+    """Return the best `k` rows (of `request`) of several rankings. `key` orders equal scores; NaN is last."""
+    rows = pa.concat_tables(tables)
+    scores = rows.column(score).to_numpy()
+    ties = rows.select(list(key)) if key else rows.drop_columns([score])
+    return rows.take(in_rank([scores if ascending else -scores], ties.take, keyed=bool(key), k=request["k"]))
+
+
 READS: Mapping[str, ReadKind] = {
     "get": ReadKind(sends="keys"),
     "scan": ReadKind(streams=True),
     "count": ReadKind(counts=True),
     "facets": ReadKind(merge=value_counts),
-    "search": ReadKind(sends="vector", score="_distance"),
-    "match": ReadKind(score="_score", ascending=False),
-    "candidates": ReadKind(sends="vector", arms=True),
+    "search": ReadKind(sends="vector", merge=partial(best_of, score=DISTANCE, ascending=True)),
+    "match": ReadKind(merge=partial(best_of, score=SCORE, ascending=False)),
+    "candidates": ReadKind(sends="vector", merge=best_of_arms),
 }
 """By method name. Clients and daemons know reads only from this table."""
 

@@ -178,16 +178,16 @@ def trimmed(rows: RowStream, columns: list[str] | None, skipped: int) -> RowStre
         return rows
     names = rows.schema.names if columns is None else list(dict.fromkeys(columns))
     schema = pa.schema([rows.schema.field(name) for name in names], rows.schema.metadata)
-    return RowStream(schema, _trimmed(rows, names, skipped), rows.close)
 
+    def batches(left: int) -> Iterator[pa.RecordBatch]:
+        with rows:
+            for batch in rows:
+                part = batch.slice(left).select(names)
+                left = max(0, left - batch.num_rows)
+                if part.num_rows:
+                    yield part
 
-def _trimmed(rows: RowStream, columns: list[str], skipped: int) -> Iterator[pa.RecordBatch]:
-    with rows:
-        for batch in rows:
-            part = batch.slice(skipped).select(columns)
-            skipped = max(0, skipped - batch.num_rows)
-            if part.num_rows:
-                yield part
+    return RowStream(schema, batches(skipped), rows.close)
 
 
 class _HandedOver:

@@ -6,7 +6,7 @@ tasks.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -89,7 +89,7 @@ def _streamed(rows: Any) -> pa.Table | None:
         raise
 
 
-def split_deletes(rows: pa.Table, key: Sequence[str]) -> tuple[pa.Table, bool | npt.NDArray[np.bool_]]:
+def split_deletes(rows: pa.Table, key: Sequence[str]) -> tuple[pa.Table, Deletes]:
     """Return `rows` without the column `_tombstone`, and that column: which rows delete their key, False if none does.
 
     Raises: Invalid for a column that is not bool, and for a row that deletes in a table without a key.
@@ -230,7 +230,9 @@ class RowChecker:
 
         Columns are checked, rows are not.
         """
-        required = () if deletes is True else self._required_among(rows.column_names)
+        required = () if deletes is True else self._required
+        if required and keeps(self._memtable.key, self._rules.upsert):  # missing columns but the version are kept
+            required = tuple(name for name in required if name in rows.column_names or name == self._rules.version)
         among = None if isinstance(deletes, bool) else deletes
         return with_tombstone(rows, self._memtable.schema, required, among)
 
@@ -249,12 +251,3 @@ class RowChecker:
     def checked(self, rows: pa.Table, size: int | None = None) -> Checked:
         """Check rows that already have all columns, except the encoding of texts. `size`: their bytes."""
         return self._memtable.check(rows, size)
-
-    def _required_among(self, columns: Collection[str]) -> tuple[str, ...]:
-        """Return the columns that a put with `columns` must have.
-
-        These are all of `required`; if missing columns are kept, only those that the put has, and the version column.
-        """
-        if not keeps(self._memtable.key, self._rules.upsert):
-            return self._required
-        return tuple(name for name in self._required if name in columns or name == self._rules.version)

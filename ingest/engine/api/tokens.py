@@ -186,21 +186,11 @@ class Ack:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamReceipt:
-    """A region's answer to one stream.
+class StreamReceipt(Ack):
+    """A region's answer to one stream. `ack_seconds`: time from the closing message to the answer."""
 
-    `applied`: False if its token was applied before. `ack_seconds`: time from the closing message to the answer.
-    `skipped`, `repeated`: as in a `Receipt`. `newest`: as in an `Ack`.
-    """
-
-    region: str
-    rows: int
-    applied: bool
-    position: int
-    ack_seconds: float
-    skipped: int = 0
-    newest: int | None = None
-    repeated: int = 0
+    region: str = ""
+    ack_seconds: float = 0.0
 
 
 class Applied(NamedTuple):

@@ -186,18 +186,13 @@ def _table(name: str, path: str, system: Any, storage_options: Mapping[str, str]
     address = name.rstrip("/") if name.startswith("s3://") else path
     version = _asked(name, lambda: lance.dataset(address, storage_options=dict(storage_options) or None).version)
     if system.get_file_info(f"{path}/{ROOT}".rstrip("/")).type == fs.FileType.Directory:
-        _expect_all_committed(name, address, storage_options)
+        try:
+            base = BaseTable.open(address, storage_options)
+        except NotInitialised:
+            base = None
+        if base is not None and not are_all_committed(base, wal.open_store(address, storage_options)):
+            raise Invalid(f"{name}: the table has rows that are not committed yet; commit them first (memwal commit)")
     return InputFile(name, "lance", address, system, storage_options, (version,))
-
-
-def _expect_all_committed(name: str, address: str, storage_options: Mapping[str, str]) -> None:
-    """Raise Invalid if the table has acknowledged rows that are not in the version to read."""
-    try:
-        base = BaseTable.open(address, storage_options)
-    except NotInitialised:
-        return
-    if not are_all_committed(base, wal.open_store(address, storage_options)):
-        raise Invalid(f"{name}: the table has rows that are not committed yet; commit them first (memwal commit)")
 
 
 def _format(name: str, form: str | None) -> Format:

@@ -97,7 +97,7 @@ _TEXT_INDEX = re.compile(r"(?<!Flat)(?:Match|Phrase)Query: column=(.+?), query="
 class LanceScan:
     """One scan: its plan and Lance's statistics, which are 0 for a scan that was not read to its end."""
 
-    plan: str
+    plan: str = ""
     rows_scanned: int = 0
     requests: int = 0
     bytes_read: int = 0
@@ -132,8 +132,12 @@ class WatchedDataset:
 
     def scanner(self, **options: Any) -> _WatchedScanner:
         """Return the wrapped dataset's scanner, watched."""
-        scan = LanceScan("")
+        scan = LanceScan()
         return _WatchedScanner(self._dataset.scanner(**options, scan_stats_callback=scan.count), scan, self._scanned)
+
+
+_READING = ("count_rows", "to_table", "to_reader", "to_batches")
+"""Methods of Lance's scanner that begin a scan."""
 
 
 class _WatchedScanner:
@@ -141,24 +145,7 @@ class _WatchedScanner:
         self._scanner, self._scan, self._scanned = scanner, scan, scanned
 
     def __getattr__(self, name: str) -> Any:
+        if name in _READING:
+            self._scan.plan = self._scanner.explain_plan()
+            self._scanned(self._scan)
         return getattr(self._scanner, name)
-
-    def count_rows(self) -> int:
-        self._begin()
-        return int(self._scanner.count_rows())
-
-    def to_table(self) -> pa.Table:
-        self._begin()
-        return self._scanner.to_table()
-
-    def to_reader(self) -> pa.RecordBatchReader:
-        self._begin()
-        return self._scanner.to_reader()
-
-    def to_batches(self) -> Iterator[pa.RecordBatch]:
-        self._begin()
-        yield from self._scanner.to_batches()
-
-    def _begin(self) -> None:
-        self._scan.plan = self._scanner.explain_plan()
-        self._scanned(self._scan)

@@ -7,7 +7,7 @@ belongs to one region, and each region has one owner.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -52,7 +52,7 @@ class LevelReads(Reads):
     @property
     def base_version(self) -> int:
         """The base table version that was opened last. Makes no request to storage."""
-        return self._reader.version
+        return self._reader.opened.version
 
     @translate_errors
     def ask_storage(self) -> None:
@@ -108,40 +108,11 @@ class LevelReads(Reads):
                     self.follow()
                 except (pa.ArrowInvalid, OSError, RustPanic):
                     self._reader.ask_storage()
-                    if failed_at == self._reader.version:
+                    if failed_at == self._reader.opened.version:
                         self._reader.raise_filter_error(request.get("filter"))
                         raise
-                    failed_at = self._reader.version
+                    failed_at = self._reader.opened.version
         raise Unavailable(f"{ATTEMPTS} commits in a row overtook this read; read again")
-
-
-class RegionReads(LevelReads):
-    """Reads over the levels of some regions, all owned by this process.
-
-    Thread safety. Any thread. Errors. Only `ingest.errors` kinds; Unavailable (`not_owner`) if a region is not here.
-    """
-
-    def __init__(
-        self,
-        base: BaseTable,
-        reader: Reader,
-        buckets: Collection[int] | None,
-        views: Callable[[Level, bool], list[RegionView]],
-        follow: Callable[[], None],
-    ) -> None:
-        """Use `Table.only`. `buckets`: of the regions; None if these are all of the table's.
-
-        `views`: captures the levels of the regions. `follow`: called when the columns of the table changed.
-        """
-        super().__init__(base, reader)
-        self._buckets, self._captured, self._follow = buckets, views, follow
-
-    def _views(self, level: Level, keys: Any, *, again: bool) -> list[RegionView]:
-        del keys  # the client has named their regions
-        return self._captured(level, again)
-
-    def follow(self) -> None:
-        self._follow()
 
 
 def regions_of(base: BaseTable, keys: Any) -> Iterator[UUID]:

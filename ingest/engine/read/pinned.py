@@ -11,11 +11,10 @@ damage.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
 from uuid import UUID
 
 import lance
@@ -35,9 +34,6 @@ from memwal.memtable.filter.predicate import referenced
 from memwal.wal import SsTable
 from memwal.wal.layout import sst_key
 from memwal.wal.panics import RustPanic, panics_as_errors
-
-S = TypeVar("S")
-T = TypeVar("T")
 
 _CAPTURES = 20
 """Attempts to pin a moment; a flush or commit rarely overtakes one."""
@@ -104,7 +100,7 @@ def pin(base: BaseTable, store: wal.ObjectStore, level: Level) -> tuple[Pinned, 
             # Regions first: rows committed in between are then in the base table, and possibly in an SST that is
             # skipped. In the other order, neither the base table nor the manifests would have them.
             manifests = _manifests(store) if level != "committed" else []
-            ends = side_by_side(partial(_end, base, store, level), manifests)
+            ends = list(each(partial(_end, base, store, level), manifests, AT_ONCE))
             newest = base.latest()
             committed = newest.committed
             if level != "flushed" and any(committed.get(m.region_id, 0) >= m.current_generation for m in manifests):
@@ -118,7 +114,7 @@ def pin(base: BaseTable, store: wal.ObjectStore, level: Level) -> tuple[Pinned, 
 
 
 def _manifests(store: wal.ObjectStore) -> list[wal.RegionManifest]:
-    found = side_by_side(lambda region: wal.ManifestStore(store, region).latest(), list(wal.regions(store)))
+    found = each(lambda region: wal.ManifestStore(store, region).latest(), wal.regions(store), AT_ONCE)
     return [manifest for manifest in found if manifest is not None]
 
 
@@ -192,7 +188,7 @@ class PinnedReads:
         """
         with self._loading:
             if self._keys is None:
-                regions = side_by_side(lambda region: list(self._levels(region, set())), self._pinned.regions)
+                regions = each(lambda region: list(self._levels(region, set())), self._pinned.regions, AT_ONCE)
                 levels = [rows for levels in regions for rows in levels]
                 every = [] if not levels else [_memtable(pa.concat_tables(levels), self._base.key)]
                 self._keys = Stack(every)
@@ -218,7 +214,7 @@ class PinnedReads:
                 yield pa.concat_tables(parts).cast(schema)
         with_ids = pa.schema([base.shape.rows.field(name) for name in schema.names])
         read = partial(flush.read_sst, self._store, region.region, columns=with_ids)
-        for rows in side_by_side(read, region.ssts[::-1]):
+        for rows in list(each(read, region.ssts[::-1], AT_ONCE)):
             yield rows.cast(schema)
 
     @contextmanager
@@ -272,8 +268,3 @@ def _memtable(rows: pa.Table, key: Sequence[str]) -> Snapshot:
     table.apply(rows)
     table.freeze()
     return table.snapshot()
-
-
-def side_by_side(work: Callable[[S], T], items: Sequence[S]) -> list[T]:
-    """Return the results of `work` for all items, in order, computed concurrently. Raises: the first error."""
-    return list(each(work, items, AT_ONCE if len(items) > 1 else 1))

@@ -9,6 +9,7 @@ never waits for a reader. If maintenance removes a base version while it is read
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
@@ -29,26 +30,37 @@ from memwal.ingest.engine.api.reads import COUNT, value_counts
 from memwal.ingest.engine.api.results import RowStream, gathered
 from memwal.ingest.engine.read.base import DISTANCE, BaseReads, BucketReads
 from memwal.ingest.engine.read.base_match import SCORE
-from memwal.ingest.engine.read.levels import BaseChanged, CaptureOvertaken, RegionView, Reshaped, Stack
-from memwal.ingest.engine.read.merged import ROWS_PER_STEP, MergedView
-from memwal.ingest.engine.read.rankings import Nearness, relevance
+from memwal.ingest.engine.read.levels import BaseChanged, CaptureOvertaken, Mask, RegionView, Reshaped, Stack
+from memwal.ingest.engine.read.merged import ROWS_PER_STEP, MergedView, Positions, Ranking, Scores
 from memwal.ingest.engine.read.request import (
     KnownColumns,
+    VectorQuery,
     check_filter,
     checked_columns,
     distinct,
+    expect_indexed,
     only_indexed,
     only_vectors,
+    vector_query,
 )
 from memwal.ingest.engine.read.sst_cache import CACHE_BYTES, SstCache, SstId, load_sst
 from memwal.ingest.engine.read.top_k import HiddenShare, concatenate, in_order, merge, merge_arms
 from memwal.ingest.engine.read.traced import Trace, TracedView
-from memwal.ingest.errors import Unavailable
+from memwal.ingest.errors import Invalid, Unavailable
 from memwal.ingest.refusals import expect_routing
-from memwal.memtable import TOMBSTONE, IndexSpec, MemTable, Snapshot
+from memwal.memtable import TOMBSTONE, IndexSpec, InvalidRows, MemTable, Snapshot
+from memwal.memtable.text.columns import ColumnsQuery
+from memwal.memtable.vector.index import Way
 from memwal.wal import Clock, Corrupt, ObjectStore, SsTable, SystemClock
 from memwal.wal.panics import RustPanic, panics_as_errors
 
+_LOG = logging.getLogger("memwal.read")
+TEXT_SPARE = 16
+"""Rows of a match that are fetched beyond the best, because short texts often tie. 16 rows with vectors take 0.3 ms, a
+further fetch 1.2 ms.
+"""
+EXACT_ROWS_QUIET = 100_000
+"""Maximum rows of the base table for a search without an index and without a warning: about 0.1 s on a local disk."""
 _UNCOUNTED = 1 << 20
 """Rows that `facets` gathers before it counts them."""
 _FILTERS_REMEMBERED = 1000
@@ -122,11 +134,6 @@ class Reader:
     def opened(self) -> BaseTable:
         """The base table version that was opened last. Makes no request to storage."""
         return self._base
-
-    @property
-    def version(self) -> int:
-        """The version number of the base table that was opened last. Makes no request to storage."""
-        return self._base.version
 
     def expiry(self) -> Expiry | None:
         """Return the expiry rule at the present time, from the version that was opened last. Makes no request to
@@ -392,7 +399,13 @@ class Reader:
         below = BaseReads(base, expiry) if buckets is None else BucketReads(base, buckets, expiry)
         view = (below, stacks, known.key, self._share, expiry)
         merged_view = MergedView(*view) if trace is None else TracedView(*view, trace=trace, specs=known.indexes)
-        self._check_filter(merged_view, filter, known)
+        if filter is not None and (known.version, filter) not in self._planned:
+            # Planned once per text: it is valid at every level or at none.
+            check_filter(filter, merged_view.base.check, known.schema.names, known.gone)
+            with self._lock:
+                if len(self._planned) >= _FILTERS_REMEMBERED:
+                    self._planned.clear()
+                self._planned.add((known.version, filter))
         return merged_view
 
     def _stack(self, view: RegionView, moment: _Moment, ranked: frozenset[str]) -> Stack:
@@ -429,18 +442,6 @@ class Reader:
                 raise CaptureOvertaken from None
             raise
 
-    # ---- requests ------------------------------------------------------------------------------------------------
-
-    def _check_filter(self, merged_view: MergedView, filter: str | None, known: KnownColumns) -> None:
-        """Plan `filter`, once per text: it is valid at every level or at none. Raises: Invalid."""
-        if filter is None or (known.version, filter) in self._planned:
-            return
-        check_filter(filter, merged_view.base.check, known.schema.names, known.gone)
-        with self._lock:
-            if len(self._planned) >= _FILTERS_REMEMBERED:
-                self._planned.clear()
-            self._planned.add((known.version, filter))
-
 
 def batches_of(view: MergedView, schema: pa.Schema, filter: str | None, limit: int | None) -> Iterator[pa.RecordBatch]:
     """Yield at most `limit` visible rows of `view` that pass `filter`, newest levels first; no batch is empty.
@@ -461,3 +462,79 @@ def batches_of(view: MergedView, schema: pa.Schema, filter: str | None, limit: i
 def _searched(indexes: Sequence[IndexSpec]) -> frozenset[str]:
     """Return the columns with an index that a search or match uses."""
     return frozenset(spec.column for spec in indexes if spec.kind != "btree")
+
+
+# ---- rankings: the best rows of each level ------------------------------------------------------------------------
+
+
+class Nearness:
+    """Create rankings by distance, and warn once per column about searches that no index serves.
+
+    Thread safety. Any thread; two searches that begin at once may both warn.
+    """
+
+    def __init__(self) -> None:
+        self._warned: set[str] = set()
+
+    def ranking(
+        self,
+        what: str,
+        base: BaseTable,
+        known: KnownColumns,
+        column: str,
+        vector: Any,
+        filter: str | None,
+        how: Mapping[str, Any],
+    ) -> Ranking:
+        """Rank by distance. `what`: the read or its argument, for messages. `how`: see `vector_query`.
+
+        Raises: Invalid.
+        """
+        query = vector_query(what, column, vector, known, **how)
+        if query.exact:
+            self._warn(base, query)
+
+        def above(level: Snapshot, n: int, mask: Mask) -> tuple[Positions, Scores]:
+            rows, scores = level.search(column, query.vector, n, mask, query.metric, query.low)
+            near = query.within(scores)
+            return rows[near], scores[near]
+
+        def way(level: Snapshot, n: int, mask: Mask) -> tuple[int, Way]:
+            return level.way(column, n, mask, query.metric, query.low)
+
+        def below(rows: BaseReads, n: int, names: Sequence[str]) -> pa.Table:
+            return rows.search(query, n, filter, names)
+
+        exact: Way | None = None if query.low is None else "low"
+        if not query.indexed:
+            has_index = any((spec.column, spec.kind) == (column, "ivf_pq") for spec in known.indexes)
+            exact = "metric" if has_index else "no index"
+        return Ranking(above, below, DISTANCE, (column,), way, exact)
+
+    def _warn(self, base: BaseTable, query: VectorQuery) -> None:
+        if query.column in self._warned or (rows := base.dataset.count_rows()) < EXACT_ROWS_QUIET:
+            return
+        self._warned.add(query.column)
+        reason = f"it has no index of the metric {query.metric}; table.create_index or `memwal index add` makes one"
+        if query.indexed:
+            reason = "no index serves a lower limit of distance_range"
+        where = (base.uri, query.column, rows, reason)
+        _LOG.warning("%s: a search of column %s compares all %d rows of the base table: %s", *where)
+
+
+def relevance(what: str, known: KnownColumns, boosts: Mapping[str, float], text: str, filter: str | None) -> Ranking:
+    """Rank by BM25, summed over the columns. `what`: the read or its argument, for messages. Raises: Invalid."""
+    for column in boosts:
+        expect_indexed(column, "fts", what, known)
+    try:
+        query = ColumnsQuery.of(text, boosts, known.parsers)
+    except InvalidRows as error:
+        raise Invalid(str(error)) from None
+    return Ranking(
+        lambda level, n, mask: level.match_columns(query, n, mask),
+        lambda base, n, names: base.match(query, n, filter, names),
+        SCORE,
+        tuple(boosts),
+        lambda *_: (None, "text"),
+        spare=TEXT_SPARE,
+    )

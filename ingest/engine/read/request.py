@@ -6,7 +6,6 @@ filter that Lance rejected.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,14 +17,12 @@ import pyarrow.compute as pc
 
 from memwal.flush import BaseTable
 from memwal.flush.base.shape import Shape, version_without
-from memwal.ingest.engine.api.arguments import brief
 from memwal.ingest.errors import Invalid
 from memwal.ingest.suggest import suggestion
 from memwal.memtable import IndexSpec, InvalidRows
-from memwal.memtable.filter.expression import shown
+from memwal.memtable.filter.expression import Node, shown
 from memwal.memtable.filter.translation import checked
 from memwal.memtable.index_spec import METRICS, vector_width
-from memwal.memtable.text.columns import ColumnsQuery
 from memwal.memtable.text.query import TextParser
 from memwal.wal.errors import first_line
 from memwal.wal.panics import RustPanic
@@ -97,27 +94,25 @@ def checked_columns(
 
 
 def check_filter(
-    filter: Any, plan: Callable[[str], None], columns: Sequence[str], gone: Mapping[str, str] | None = None
+    filter: str, plan: Callable[[str], None], columns: Sequence[str], gone: Mapping[str, str] | None = None
 ) -> None:
     """Plan `filter` in Lance and DataFusion, so that it is valid at every level or at none. Raises: Invalid.
 
     `plan`: `BaseReads.check`. `columns`: of the table. `gone`: as for `checked_columns`.
     """
-    if not isinstance(filter, str):
-        raise Invalid(f'filter {brief(filter)} is a {type(filter).__name__}; give a SQL predicate such as "price < 20"')
     try:
-        checked(filter, columns)  # before a planner reads it
+        tree = checked(filter, columns)  # before a planner reads it
     except InvalidRows as error:
         raise Invalid(str(error)) from None
     try:
         plan(filter)
     except InvalidRows as error:  # from DataFusion; its message includes the filter
-        unknown = unknown_column(filter, columns, gone)
+        unknown = unknown_column(tree, columns, gone)
         raise Invalid(f"filter {shown(filter)}: {unknown}" if unknown else str(error)) from None
     except (RuntimeError, RustPanic):
         raise Invalid(f"filter {shown(filter)}: Lance's planner fails on it; write it in another way") from None
     except (ValueError, OSError) as error:
-        reason = unknown_column(filter, columns, gone) or first_line(error).removeprefix("Invalid user input: ")
+        reason = unknown_column(tree, columns, gone) or first_line(error).removeprefix("Invalid user input: ")
         raise Invalid(f"filter {shown(filter)}: {reason}") from None
 
 
@@ -245,23 +240,15 @@ def vector_query(
     return VectorQuery(column, query, chosen, chosen == own, nprobes, refine_factor, *(distance_range or (None, None)))
 
 
-def checked_text(text: Any, boosts: Mapping[str, float], parsers: Mapping[str, TextParser]) -> ColumnsQuery:
-    """Parse `text` for the columns of `boosts`.
-
-    Raises: Invalid if it is not a string, or requires data that an index does not store.
-    """
-    try:
-        return ColumnsQuery.of(text, boosts, parsers)
-    except InvalidRows as error:
-        raise Invalid(str(error)) from None
-
-
 def checked_vector(vector: Any, column: str, kind: pa.DataType) -> npt.NDArray[np.float32]:
     """Return `vector` as float32[width of `column`].
 
     Raises: Invalid, with both widths, or the first number that is NaN or infinite.
     """
-    if isinstance(vector, pa.Array | pa.ChunkedArray) and (not is_number(vector.type) or len(vector) != kind.list_size):
+    arrow = isinstance(vector, pa.Array | pa.ChunkedArray)
+    # NumPy reads values of these types unchanged, one number per value.
+    numbers = arrow and (pa.types.is_integer(vector.type) or pa.types.is_floating(vector.type))
+    if arrow and (not numbers or len(vector) != kind.list_size):
         raise Invalid(
             f"search: the vector for column '{column}' has {len(vector)} values of the type {vector.type!s:.60}; "
             f"give {kind.list_size} numbers"
@@ -291,11 +278,6 @@ def checked_vector(vector: Any, column: str, kind: pa.DataType) -> npt.NDArray[n
     return values
 
 
-def is_number(kind: pa.DataType) -> bool:
-    """Return whether NumPy reads values of this type unchanged, one number per value."""
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
-
-
 LARGE = 10_000
 """Smaller requests are not compared with the table: counting its rows costs more than requesting that number of
 rows.
@@ -311,43 +293,13 @@ def at_most(wanted: int, rows: Callable[[], int]) -> int:
     return wanted if wanted <= LARGE else max(1, min(wanted, rows()))
 
 
-_TOKEN = re.compile(
-    r"""(?P<text>'(?:[^']|'')*' | "(?:[^"]|"")*") | (?P<quoted>`[^`]*`) | (?P<number>\d[\w.]*)
-      | (?P<word>[^\W\d]\w*) | (?P<other>\S)""",
-    re.VERBOSE,
-)
-# Keywords of the grammar: columns only in backticks.
-_GRAMMAR = """
-    and or not in is null like ilike similar to rlike between escape true false case when then else end as cast try_cast
-    distinct from interval at time zone
-"""
-_RESERVED = frozenset(_GRAMMAR.split())
+def unknown_column(filter: Node, columns: Sequence[str], gone: Mapping[str, str] | None = None) -> str | None:
+    """Return an error text for the first name in `filter` that is no column; None if all are columns.
 
-
-def unknown_column(predicate: str, columns: Sequence[str], gone: Mapping[str, str] | None = None) -> str | None:
-    """Return an error text for the first word in a column's position that names no column; None if all are columns.
-
-    The comparison ignores case. `gone`: error texts for former columns, by column. The tokens give only a guess, good
-    enough for a message; Lance decides whether a filter is valid.
+    The comparison ignores case. `gone`: error texts for former columns, by column.
     """
-    folded = {column.lower() for column in columns}
-    tokens = list(_TOKEN.finditer(predicate))
-    for before, token, after in zip([None, *tokens], tokens, [*tokens[1:], None], strict=False):
-        name = token.group().strip("`")
-        if _is_column(token, before, after) and name.lower() not in folded:
-            return (gone or {}).get(name) or f"column '{name:.200}' does not exist{suggestion(name, columns)}"
-    return None
-
-
-def _is_column(token: re.Match[str], before: re.Match[str] | None, after: re.Match[str] | None) -> bool:
-    """Return whether a token is a column.
-
-    Keywords, functions, struct fields, and the type of a literal (`date '2013-01-31'`) or of a cast are not columns.
-    """
-    if before is not None and before.group().lower() in (".", "as"):
-        return False
-    if token.lastgroup != "word":
-        return token.lastgroup == "quoted"
-    if token.group().lower() in _RESERVED:
-        return False
-    return after is None or (after.group() != "(" and after.lastgroup != "text")
+    if filter.kind in ("name", "column") and filter.text.lower() not in {column.lower() for column in columns}:
+        absent = f"column '{filter.text:.200}' does not exist{suggestion(filter.text, columns)}"
+        return (gone or {}).get(filter.text, absent)
+    problems = (unknown_column(part, columns, gone) for part in filter.parts)
+    return next((problem for problem in problems if problem is not None), None)

@@ -87,7 +87,16 @@ class SstCache:
                 kept = self._kept[sst] = _Kept(columns if kept is None else kept.columns | columns)
             self._kept.move_to_end(sst)
         if must_load:
-            self._fill(sst, kept, load)
+            try:
+                table = load(kept.columns)
+                kept.loaded.set_result((table, table.snapshot()))
+            except BaseException as error:  # noqa: BLE001 - waiting threads must get any error
+                with self._lock:
+                    # A load with more indexes may have replaced it.
+                    if self._kept.get(sst) is kept:
+                        del self._kept[sst]
+                kept.loaded.set_exception(error)
+            self._evict()
         table, snapshot = kept.loaded.result()
         if columns:
             with suppress(Exception):  # for example MemoryError: this read and the next ones then read each row
@@ -111,38 +120,20 @@ class SstCache:
                 del self._kept[sst]
 
     def __len__(self) -> int:
-        with self._lock:
-            return len(self._kept)
+        return len(self._kept)
 
     @property
     def bytes(self) -> int:
         """Bytes of the rows and indexes of all loaded SSTs."""
-        with self._lock:
-            return self._bytes()
-
-    def _fill(self, sst: Hashable, kept: _Kept, load: Load) -> None:
-        try:
-            table = load(kept.columns)
-            kept.loaded.set_result((table, table.snapshot()))
-        except BaseException as error:  # noqa: BLE001 - waiting threads must get any error
-            with self._lock:
-                # A load with more indexes may have replaced it.
-                if self._kept.get(sst) is kept:
-                    del self._kept[sst]
-            kept.loaded.set_exception(error)
-            return
-        self._evict()
+        return sum(kept.bytes for kept in list(self._kept.values()))
 
     def _evict(self) -> None:
         with self._lock:
-            while len(self._kept) > 1 and self._bytes() > self._limit:
+            while len(self._kept) > 1 and self.bytes > self._limit:
                 oldest = next((sst for sst, kept in self._kept.items() if kept.loaded.done()), None)
                 if oldest is None:
                     return
                 del self._kept[oldest]
-
-    def _bytes(self) -> int:
-        return sum(kept.bytes for kept in self._kept.values())
 
 
 def load_sst(base: BaseTable, store: ObjectStore, region: UUID, sst: SsTable, columns: Container[str]) -> MemTable:

@@ -37,7 +37,7 @@ from memwal.ingest.engine.api.missing import keeps
 from memwal.ingest.engine.api.rows import Deletes, RowChecker
 from memwal.ingest.engine.region.context import RegionContext
 from memwal.ingest.engine.region.write_queue import Write
-from memwal.memtable import TOMBSTONE, Checked, InvalidRows, emptied, row_schema
+from memwal.memtable import TOMBSTONE, Checked, InvalidRows, emptied
 from memwal.wal.codec.columns import EntryColumns
 
 _LOG = logging.getLogger("memwal.table")
@@ -164,18 +164,8 @@ def _tombstones(writes: Sequence[Write]) -> pa.Array:
 
 def reshaped(context: RegionContext, base: BaseTable) -> RegionContext:
     """Return `context` for rows of the shape of `base`."""
-    return replace(
-        context,
-        codec=base.codec,
-        schema=row_schema(base.schema, base.key),
-        key=base.key,
-        indexes=base.indexes,
-        required=base.required,
-        rules=base.rules,
-        sst_format=SstFormat.of(base, _files(context, base), context.sst_format.indexes.over(base.indexes)),
-        shape=base.shape,
-        route_into=base.route_into,
-    )
+    indexes = context.sst_format.indexes.over(base.indexes)
+    return replace(context, **context.of_shape(base), sst_format=SstFormat.of(base, _files(context, base), indexes))
 
 
 def _files(context: RegionContext, base: BaseTable) -> FileOptions:

@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 from uuid import UUID
 
 import pyarrow as pa
@@ -167,6 +167,25 @@ class RegionContext:
     def index_at_once(self) -> bool:
         """Whether rows enter the indexes before their write is acknowledged. False if only keys are indexed."""
         return self.index_mode == "sync" and self.has_indexes
+
+    @staticmethod
+    def of_shape(base: BaseTable) -> dict[str, Any]:
+        """Return the fields that the columns, indexes and rules of `base` determine."""
+        return {
+            "codec": base.codec,
+            "schema": row_schema(base.schema, base.key),
+            "key": base.key,
+            "indexes": base.indexes,
+            "required": base.required,
+            "rules": base.rules,
+            "shape": base.shape,
+            "route_into": base.route_into,
+        }
+
+    def manifests(self, region: UUID, options: wal.WalOptions | None = None) -> wal.ManifestStore:
+        """Return access to the manifests of `region`. `options`: None for those of the log."""
+        options = options or self.wal_options
+        return wal.ManifestStore(self.store, region, ids=self.ids, clock=self.clock, options=options)
 
     def replayed(self, region: UUID, step: str, done: int, total: int) -> None:
         """Report the progress of opening `region` to `on_replay`, if one is set."""

@@ -39,7 +39,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
 from typing import Any
 from uuid import UUID
 
@@ -84,7 +83,7 @@ class _Ending:
         if self._core.levels.failure is not None:
             raise self._core.levels.failure
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if error is not None and not isinstance(error, self._survives):
             self._core.end(error)
 
@@ -102,9 +101,7 @@ class RegionCore:
         """Take over `claim` and replay its entries; no other object may use that claim. `beside`: see `RegionLog`."""
         self.region, self.guard = region, claim.guard
         self._context = context
-        self._manifests = wal.ManifestStore(
-            context.store, region, ids=context.ids, clock=context.clock, options=context.wal_options
-        )
+        self._manifests = context.manifests(region)
         self.lease = wal.ReadLease(claim.guard, self._manifests, claim.manifest, context.clock)
         self._others_read_until = claim.others_read_until
         self._sentinel = claim.next_position - 1
@@ -352,9 +349,7 @@ class RegionCore:
         If storage rejects the edit, the next owner waits.
         """
         if self.end_reads() and self.levels.manifest.read_lease:
-            manifests = wal.ManifestStore(
-                self._context.store, self.region, ids=self._context.ids, clock=self._context.clock, options=_BRIEFLY
-            )
+            manifests = self._context.manifests(self.region, _BRIEFLY)
             with suppress(wal.WalError):
                 manifests.edit(self.guard, lambda current: replace(current, read_lease=0), self.levels.manifest)
 

@@ -20,7 +20,7 @@ region's thread appends the entry itself: the snapshot changes the map, which th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from uuid import UUID
@@ -40,11 +40,6 @@ Beside = Callable[[Callable[[], None]], Callable[[], None]]
 """Starts work in another thread and returns a call that waits until the work has ended. The work raises nothing.
 Raises: RuntimeError if no thread can be started.
 """
-
-
-def joined(tables: Sequence[pa.Table]) -> pa.Table | None:
-    """Return `tables` as one table without a copy, None if `tables` is empty."""
-    return pa.concat_tables(tables) if len(tables) > 1 else next(iter(tables), None)
 
 
 @dataclass(slots=True)
@@ -261,8 +256,9 @@ class RegionLog:
 
     def _append(self, checked: Checked | None, applied: AppliedMap, generation: int) -> int:
         lingering = self._lingering
-        together = joined([*lingering.rows, *([] if checked is None else [checked.rows])])
-        if together is not None and together.num_rows:
+        tables = [*lingering.rows, *([] if checked is None else [checked.rows])]
+        if any(table.num_rows for table in tables):
+            together = tables[0] if len(tables) == 1 else pa.concat_tables(tables)
             size = lingering.size + (0 if checked is None else checked.size)
             began, before = self._clock.monotonic(), self.position
             position = self._write(together, size, (self.logged, applied), generation)

@@ -28,7 +28,6 @@ in a base table of 4 million rows without an index on the key takes 5 s, during 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from uuid import UUID
 
 import numpy as np
@@ -62,10 +61,6 @@ class StoredRows:
 
     def __init__(self, reader: Reader, store: ObjectStore) -> None:
         self._reader, self._store = reader, store
-
-    def given_to(self, context: RegionContext) -> RegionContext:
-        """Return `context` with everything that regions need for operations that depend on stored rows."""
-        return replace(context, find=self, any_expired=self.any_expired, loads=self.loads, keep=self._reader.keep)
 
     def __call__(
         self, view: RegionView, keys: pa.Table, columns: Sequence[str], shape: Shape | None, above: int | None
@@ -108,8 +103,7 @@ def look_up(
 
     Raises: Unavailable if commits keep overtaking the lookup; the other errors of `context.find`.
     """
-    if context.find is None:
-        raise ValueError("the write depends on stored rows, but context.find, which looks them up, is None")
+    assert context.find is not None
     for _ in range(ATTEMPTS):
         try:
             return context.find(view(), keys, columns, context.shape, above)
@@ -157,7 +151,14 @@ class Resolver:
             checked.rows.column(TOMBSTONE).to_numpy(),
         )
         if self._inserts:
-            return (checked, ()) if group.deletes.all() else self._insert(group, checked, len(writes), view)
+            if group.deletes.all():
+                return checked, ()
+            at, _ = self._stored(group, checked, ~group.deletes[group.first], self._key, view)
+            taken = inserted(group, at != NOWHERE)
+            if taken.all():
+                return checked, ()
+            left_out = np.bincount(group.writes[~taken], minlength=len(writes))
+            return self._admission.again(checked.rows.filter(pa.array(taken))), left_out.tolist()
         names = [name for name in self._columns if any(name in each for each in missing)]
         if not self._version and (group.deletes.all() or not names):
             return checked, ()
@@ -198,14 +199,6 @@ class Resolver:
         of_row[group.order] = at[group.key]
         skipped = np.bincount(group.writes[~taken], minlength=group.count)
         return rows, left, of_row[taken][left.first], skipped.tolist()
-
-    def _insert(self, group: Group, checked: Checked, writes: int, view: View) -> tuple[Checked, Sequence[int]]:
-        at, _ = self._stored(group, checked, ~group.deletes[group.first], self._key, view)
-        taken = inserted(group, at != NOWHERE)
-        if taken.all():
-            return checked, ()
-        skipped = np.bincount(group.writes[~taken], minlength=writes)
-        return self._admission.again(checked.rows.filter(pa.array(taken))), skipped.tolist()
 
     def _merged(
         self,

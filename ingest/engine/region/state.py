@@ -18,7 +18,6 @@ from uuid import UUID
 
 from memwal import wal
 from memwal.flush import FlushAttempts
-from memwal.flush.base.shape import Shape
 from memwal.ingest.engine.read.levels import RegionView
 from memwal.ingest.engine.region.context import Limits, RegionContext
 from memwal.ingest.engine.region.counters import Step
@@ -141,7 +140,9 @@ class RegionLevels:
             tables = [table for table in self._memtables() if table.rows]
             snapshots = tuple(table.snapshot() for table in tables)
             active = self.active.generation
-            return RegionView(self._region, snapshots, self.manifest.ssts, shapes=self._shapes(), active=active)
+            shapes = (self._context.shape, *(frozen.context.shape for frozen in self._frozen))
+            distinct = tuple({id(shape): shape for shape in shapes if shape is not None}.values())
+            return RegionView(self._region, snapshots, self.manifest.ssts, shapes=distinct, active=active)
 
     def has_room(self, limits: Limits) -> bool:
         """Return whether puts need not wait: unflushed bytes and uncommitted SSTs are below their limits. Takes no
@@ -340,15 +341,6 @@ class RegionLevels:
     def _memtables(self) -> list[MemTable]:
         """Return all memtables, newest first. Requires: the lock is held."""
         return [self.active, *(frozen.memtable for frozen in reversed(self._frozen))]
-
-    def _shapes(self) -> tuple[Shape, ...]:
-        """Return the distinct shapes of the memtables that may hold rows."""
-        shapes = [] if self._context.shape is None else [self._context.shape]
-        for frozen in self._frozen:
-            shape = frozen.context.shape
-            if shape is not None and not any(shape is other for other in shapes):
-                shapes.append(shape)
-        return tuple(shapes)
 
     def _state(self) -> State:
         if self.failure is not None:

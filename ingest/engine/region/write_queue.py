@@ -200,7 +200,10 @@ class WriteQueue:
         """
         self._served = []
         self._wait(timeout)
-        self._let_gather()
+        seen = 0
+        while seen < len(self._writes) < self._taken_last:  # more items arrive: yield to their threads
+            seen = len(self._writes)
+            self._clock.sleep(0.0)
         with self._lock:
             taken = list(self._writes)
             self._writes.clear()
@@ -239,13 +242,6 @@ class WriteQueue:
             waits, self._taker_waits = self._taker_waits, False
         if waits:
             self._wake.release()
-
-    def _let_gather(self) -> None:
-        """Yield to other threads while more items arrive, until as many items are queued as the last time."""
-        seen = 0
-        while seen < len(self._writes) < self._taken_last:
-            seen = len(self._writes)
-            self._clock.sleep(0.0)
 
     def break_off(self, error: BaseException) -> None:
         """Fail every queued write with `error`, and every later one."""

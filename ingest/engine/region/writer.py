@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 from uuid import UUID
@@ -32,7 +33,6 @@ from memwal.ingest.engine.read.levels import RegionView
 from memwal.ingest.engine.region.context import RegionContext
 from memwal.ingest.engine.region.core import RETRY_FLUSH, RegionCore
 from memwal.ingest.engine.region.log import NOTHING_WRITTEN
-from memwal.ingest.engine.region.proofs import Proofs
 from memwal.ingest.engine.region.state import Backlog
 from memwal.ingest.engine.region.write_queue import Item, Request, Write, queue_of
 from memwal.ingest.errors import MemWalError, Unavailable, classify
@@ -86,7 +86,7 @@ class RegionWriter:
         self._claimed(context.clock.monotonic() - began)
         self._levels = self._core.levels
         self._queue = queue_of(context)
-        self._looking, self._proofs = threading.Lock(), Proofs(self._core, f"lease-{bucket}", self._queue.break_off)
+        self._looking, self._proving = threading.Lock(), threading.Lock()
         self._server = Worker(f"region-{bucket}", partial(self._guarded, self._serve))
         self._flusher = Worker(f"flusher-{bucket}", partial(self._guarded, self._flush_in_order))
         self._indexer = None if context.index_at_once else Worker(f"indexer-{bucket}", self._index)
@@ -116,10 +116,37 @@ class RegionWriter:
         return self._core.view()
 
     def unproven(self, *, anew: bool = False) -> Callable[[], None] | None:
-        """Return None if this region is known to be owned for a read that begins now, else a call that asks; see
-        `Proofs`.
+        """Return None if this region is known to be owned for a read that begins now, else a call that asks storage.
+
+        A read that the lease covers proceeds at once (`wal.lease`); any other read asks storage, and reads that wait at
+        the same time share one answer. When half of the lease has passed, the next read starts its renewal in another
+        thread, so reads of a continuously read region never wait for storage.
+        `anew`: ask storage even if the lease covers the read. The returned call raises: Fenced, which ends the region;
+        Corrupt, StoreUnavailable, StoreRefused.
         """
-        return self._proofs.unproven(anew=anew)
+        lease, alone = self._core.lease, self._core.alone
+        if not anew and alone and lease.fresh:
+            return None
+        ticket = lease.ticket()
+        if anew or not alone or not lease.covers(ticket):
+            return partial(self._prove, lease.proven if anew else lease.covers, ticket)
+        if not self._proving.locked():
+            threading.Thread(target=self._renew, name=f"lease-{self.bucket}", daemon=True).start()
+        return None
+
+    def _prove(self, enough: Callable[[int], bool], ticket: int) -> None:
+        with self._proving:
+            if self._core.alone and enough(ticket):
+                return  # the proof of another read, which this one waited for, covers it
+            try:
+                self._core.prove()
+            except wal.Fenced as error:
+                self._queue.break_off(self._core.failure or error)
+                raise
+
+    def _renew(self) -> None:
+        with suppress(wal.WalError):  # the next read that needs the proof raises this error
+            self._prove(lambda _: self._core.lease.fresh, 0)
 
     def durable_view(self) -> RegionView:
         """Return the levels at a moment when every row in them is on storage; the region's thread captures them.
@@ -231,7 +258,7 @@ class RegionWriter:
             self._indexer.wait()
         fields = {"event": "release", "region": self.name, "epoch": self.guard.epoch}
         self._context.log.info("region %s: released by epoch %d", self.region, self.guard.epoch, extra=fields)
-        with self._proofs.held():
+        with self._proving:  # no proof is made from here on
             released = self._core.end_reads()
             if not told:
                 self._core.release()
@@ -272,7 +299,11 @@ class RegionWriter:
                     if not item.done.done():
                         item.done.set_exception(error)
                 raise
-            self._keep_limits()
+            try:
+                self._core.keep_limits()
+            except NOTHING_WRITTEN as error:
+                self._warn("append", f"append failed, retrying: {classify(error)}")
+                self._context.clock.sleep(self._context.limits.retry_delay)
         self._core.close()
 
     def _serve_items(self, items: Sequence[Item]) -> None:
@@ -300,13 +331,6 @@ class RegionWriter:
             acked = [_counted(write) for write in answered if write.done.exception() is None]
             seconds = self._context.clock.monotonic() - writes[0].since
             self._meter.served(seconds, acked, len(answered) - len(acked))
-
-    def _keep_limits(self) -> None:
-        try:
-            self._core.keep_limits()
-        except NOTHING_WRITTEN as error:
-            self._warn("append", f"append failed, retrying: {classify(error)}")
-            self._context.clock.sleep(self._context.limits.retry_delay)
 
     def _beside(self, work: Callable[[], None]) -> Callable[[], None]:
         """Append lingering rows in a separate thread; see `RegionLog`."""

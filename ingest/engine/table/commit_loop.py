@@ -23,9 +23,10 @@ from collections.abc import Callable, Sequence
 
 from memwal.flush import CommitReport
 from memwal.ingest.engine.region.state import Backlog
-from memwal.ingest.engine.table.upkeep import CommitLimits, Decision, TableUpkeep, decide, flush_due
+from memwal.ingest.engine.table.upkeep import Decision, TableUpkeep, decide, flush_due
 from memwal.ingest.errors import classify
 from memwal.ingest.log_limit import LogLimit
+from memwal.ingest.settings.sections import CommitSettings
 from memwal.ingest.threads import Worker
 from memwal.wal import Clock
 
@@ -51,7 +52,7 @@ class CommitLoop:
     def __init__(
         self,
         steps: TableUpkeep,
-        limits: CommitLimits,
+        limits: CommitSettings,
         clock: Clock,
         paused: Callable[[], bool] = lambda: False,
         table: str = "",

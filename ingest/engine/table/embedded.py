@@ -27,12 +27,11 @@ from memwal.ingest.engine.api.rows import as_table
 from memwal.ingest.engine.api.tokens import Ack, Applied, Receipt, Token, TokenLike
 from memwal.ingest.engine.changes.reader import StoredChanges
 from memwal.ingest.engine.read.levels import RegionView
-from memwal.ingest.engine.read.local import LevelReads, RegionReads, regions_of
+from memwal.ingest.engine.read.local import LevelReads, regions_of
 from memwal.ingest.engine.read.reader import Reader
 from memwal.ingest.engine.region.admission import Admission
 from memwal.ingest.engine.region.context import RegionContext
 from memwal.ingest.engine.region.resolve import StoredRows
-from memwal.ingest.engine.region.writer import RegionWriter
 from memwal.ingest.engine.table import indexes
 from memwal.ingest.engine.table.columns import TableColumns
 from memwal.ingest.engine.table.commit_loop import CommitLoop
@@ -40,12 +39,13 @@ from memwal.ingest.engine.table.open_here import close_at_exit
 from memwal.ingest.engine.table.pauses import PauseWatch
 from memwal.ingest.engine.table.regions import BeforeClaim, RegionSet, prove
 from memwal.ingest.engine.table.resize import Resizing
-from memwal.ingest.engine.table.stored_status import space_status, ttl_status
-from memwal.ingest.engine.table.upkeep import TableUpkeep, Upkeep
-from memwal.ingest.engine.table.writes import RegionDeletes, TableWrites
+from memwal.ingest.engine.table.stored import base_status, space_status
+from memwal.ingest.engine.table.upkeep import TableUpkeep
+from memwal.ingest.engine.table.writes import TableWrites
 from memwal.ingest.errors import Invalid, translate_errors
 from memwal.ingest.protocol import build
 from memwal.ingest.refusals import expect_routing
+from memwal.ingest.settings.load import Settings
 from memwal.ingest.threads import Periodic
 
 _LOG = logging.getLogger("memwal.table")
@@ -59,24 +59,24 @@ class Table(LevelReads, Operations):
     Errors. Every method raises only `ingest.errors` kinds.
     """
 
-    def __init__(self, base: BaseTable, context: RegionContext, upkeep: Upkeep, claim: Iterable[UUID]) -> None:
+    def __init__(self, base: BaseTable, context: RegionContext, settings: Settings, claim: Iterable[UUID]) -> None:
         """Claim the regions `claim` of `base`. Use `memwal.open`, which claims all and also creates the table."""
         routing, clock = base.routing_version, context.clock
-        reader = Reader(base, context.store, cache_bytes=upkeep.cache_max, routing=routing, clock=clock)
+        reader = Reader(base, context.store, cache_bytes=settings.flush.cache_max, routing=routing, clock=clock)
         super().__init__(base, reader)
-        context = StoredRows(self._reader, context.store).given_to(context)
+        stored = StoredRows(reader, context.store)
+        context = replace(context, find=stored, any_expired=stored.any_expired, loads=stored.loads, keep=reader.keep)
         self.regions = RegionSet(base, context)
         self.stored_changes = StoredChanges(base, context.store, context.clock)
         self._columns = TableColumns(base, self.regions, self._reader, self._took)
         self._callers_columns = CallersColumns(base.schema.names)
         self._missing = missing_rule(None, base.key, base.rules.upsert)
-        self._writes = TableWrites(self._columns, self.regions, self._reader)
-        self.deletes = RegionDeletes(self._columns, self.regions, self._writes, self._reader)
-        self.upkeep = steps = TableUpkeep(self.regions, self._reader, upkeep, self._columns.take_over)
-        self.pauses = PauseWatch.of(context.store, context.clock, context.ids, context.wal_options)
+        self.writes = TableWrites(self._columns, self.regions, self._reader)
+        self.upkeep = steps = TableUpkeep(self.regions, self._reader, settings, self._columns.take_over)
+        self.pauses = PauseWatch(context.store, context.clock, context.ids, context.wal_options)
         paused = lambda: "commits" in self.pauses.recent()  # noqa: E731
-        self._commits = CommitLoop(steps, upkeep.commit, context.clock, paused, reader.opened.uri)
-        self._collections = Periodic("collection", steps.collect, upkeep.gc_interval)
+        self._commits = CommitLoop(steps, settings.commit, context.clock, paused, reader.opened.uri)
+        self._collections = Periodic("collection", steps.collect, settings.gc.interval)
         self._process = os.getpid()
         self._owner = f"pid {self._process}"
         self._closed = self._ended = False
@@ -146,9 +146,9 @@ class Table(LevelReads, Operations):
     def _put(
         self, admission: Admission, rows: pa.Table, token: Token | None, *, durable: bool, timeout: float | None
     ) -> Receipt:
-        once, _ = self._writes.once_per_key(admission, rows)
+        once, _ = self.writes.once_per_key(admission, rows)
         self._refuse_if_closed()
-        receipt = self._writes.write(admission, once, token, durable=durable, timeout=timeout)
+        receipt = self.writes.write(admission, once, token, durable=durable, timeout=timeout)
         return receipt if once is rows else replace(receipt, rows=rows.num_rows)
 
     def _nulls_of_client(self, nulls: Collection[str] | None) -> Collection[str]:
@@ -170,9 +170,9 @@ class Table(LevelReads, Operations):
         """See `Operations.delete`."""
         self._refuse_if_closed()
         if (where := keys_or_filter(keys, filter)) is not None:
-            delete = FilterDelete(self, self.deletes, where, self._context.clock)
+            delete = FilterDelete(self, self.writes, where, self._context.clock)
             return delete.run(token, durable=durable, timeout=timeout)
-        return self._writes.delete(keys, Token.parse(token), durable=durable, timeout=timeout)
+        return self.writes.delete(keys, Token.parse(token), durable=durable, timeout=timeout)
 
     @translate_errors
     def put_region(
@@ -196,7 +196,7 @@ class Table(LevelReads, Operations):
         """
         self._refuse_if_closed()
         expect_routing(self.base.uri, routing, self.base.routing_version)
-        return self._writes.put_region(region, rows, token, self._nulls_of_client(nulls))
+        return self.writes.put_region(region, rows, token, self._nulls_of_client(nulls))
 
     # ---- steps and state -----------------------------------------------------------------------------------------
 
@@ -238,13 +238,8 @@ class Table(LevelReads, Operations):
             committed = base.committed.get(UUID(region["id"]), 0)
             for sst in region["ssts"]:
                 sst["committed"] = sst["generation"] <= committed
-        return {
-            "table": self.base.uri,
-            "base_version": base.version,
+        return base_status(base) | {
             "routing": self.base.routing_version,
-            "rows": base.dataset.count_rows(),
-            "ttl": ttl_status(base),
-            "unsupported_columns": dict(base.unsupported),
             "regions": regions,
             "commits": list(self.regions.context.meters.commits.recent),
             "commit_failures": self.upkeep.failures,
@@ -330,13 +325,7 @@ class Table(LevelReads, Operations):
         if len(buckets) != len(set(regions)):
             raise next(self.regions.missing(region) for region in regions if region not in self.regions.order)
         every = len(buckets) == len(self.regions.order)
-        return RegionReads(
-            self.base,
-            self._reader,
-            None if every else buckets,
-            lambda level, again: self.views(level, regions, again=again),
-            self.follow,
-        )
+        return _RegionReads(self, self._reader, regions, None if every else buckets)
 
     # ---- inside --------------------------------------------------------------------------------------------------
 
@@ -389,16 +378,13 @@ class Table(LevelReads, Operations):
         self.regions.assure()
         writers = self.regions.of(regions)
         if level != "flushed":
-            self._prove(writers, anew=again)
+            try:
+                prove(writers, self._at_once, anew=again)
+            except wal.Corrupt:
+                self._reader.base()  # raises a clearer error if another table was created at this address
+                raise
         views = [writer.durable_view() if level == "durable" else writer.view() for writer in writers]
         return views if level != "flushed" else [RegionView(view.region, (), view.ssts) for view in views]
-
-    def _prove(self, writers: Sequence[RegionWriter], *, anew: bool) -> None:
-        try:
-            prove(writers, self._at_once, anew=anew)
-        except wal.Corrupt:
-            self._reader.base()  # raises a clearer error if another table was created at this address
-            raise
 
     def _changes_source(self) -> StoredChanges:
         self._refuse_if_closed()
@@ -424,3 +410,22 @@ class Table(LevelReads, Operations):
             raise Invalid("the table is closed; open it again")
         if os.getpid() != self._process:
             raise Invalid("the table was opened in another process, and a fork copies no threads; open it here")
+
+
+class _RegionReads(LevelReads):
+    """Reads over the levels of some regions of a table in this process.
+
+    Thread safety. Any thread. Errors. Only `ingest.errors` kinds; Unavailable (`not_owner`) if a region is not here.
+    """
+
+    def __init__(self, table: Table, reader: Reader, regions: Sequence[UUID], buckets: Collection[int] | None) -> None:
+        """`buckets`: of the regions; None if these are all of the table's."""
+        super().__init__(table.base, reader)
+        self._table, self._regions, self._buckets = table, regions, buckets
+
+    def _views(self, level: Level, keys: Any, *, again: bool) -> list[RegionView]:
+        del keys  # the client has named their regions
+        return self._table.views(level, self._regions, again=again)
+
+    def follow(self) -> None:
+        self._table.follow()

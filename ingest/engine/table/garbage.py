@@ -100,11 +100,6 @@ class TableGarbage:
         return sum(each.ssts.abandoned for each in self.regions)
 
     @property
-    def plans(self) -> int:
-        """Number of commit plans deleted."""
-        return sum(each.plans.plans for each in self.regions)
-
-    @property
     def manifests(self) -> int:
         """Number of old manifest versions deleted."""
         return sum(each.manifests.versions for each in self.regions)
@@ -126,12 +121,13 @@ class TableGarbage:
 
     def summary(self) -> str:
         """Return the numbers in one line."""
+        plans = sum(each.plans.plans for each in self.regions)
         counts = (
             (self.entries, "WAL entries", "WAL entry"),
             (self.committed, "SSTs", "SST"),
             (self.abandoned, "abandoned SSTs", "abandoned SST"),
             (len(self.orphans.files), "orphan files", "orphan file"),
-            *([(self.plans, "commit plans", "commit plan")] if self.plans else []),
+            *([(plans, "commit plans", "commit plan")] if plans else []),
             *([(self.manifests, "old manifests", "old manifest")] if self.manifests else []),
         )
         said = ", ".join(f"{count:,} {one if count == 1 else many}" for count, many, one in counts)
@@ -161,13 +157,6 @@ class TableCollector:
         self._plans = flush.PlanCollector(store)
         self._orphans_due = self._space_due = clock.monotonic()
         self._kept_orphans: tuple[str, ...] = ()
-
-    def fallen_away(self, base: flush.BaseTable) -> list[UUID]:
-        """Return regions with objects on storage that are not in the routing of `base`: no writer collects them.
-
-        Raises: wal errors.
-        """
-        return [region for region in wal.regions(self._store) if region not in base.regions]
 
     def names(self, region: UUID) -> tuple[str, ...]:
         """Return the SST directories of `region`. Raises: wal errors."""
@@ -210,19 +199,10 @@ class TableCollector:
                 plans = self._plans.collect(region, at_least=plans_min, dry_run=dry_run)
                 manifests = self._old_manifests(region, ages.manifest, first, dry_run=dry_run)
                 found.append(RegionGarbage(region, entries, ssts, plans, manifests))
-            files, space = flush.OrphanGarbage(dry_run=dry_run), None
-            if orphans:
-                files, space = self._orphans(newest, ages.orphan, dry_run=dry_run), self._space(newest)
+            files, space = self._files(newest, ages.orphan, dry_run=dry_run, due=orphans)
             garbage = TableGarbage(tuple(found), files, space, dry_run)
             tracing.note(span, regions=len(looked_at), bytes=garbage.bytes)
             return garbage
-
-    def _space(self, newest: flush.BaseTable) -> flush.Space | None:
-        if self._clock.monotonic() < self._space_due:
-            return None
-        space = flush.measured(self._store, newest.latest(), self._kept_orphans, self._clock.now())
-        self._space_due = self._clock.monotonic() + _SPACE_EVERY
-        return space
 
     def _kept_above(self, region: UUID, listing: RegionListing, held: Mapping[UUID, int]) -> int:
         """Return the WAL position after which all entries are kept.
@@ -266,13 +246,19 @@ class TableCollector:
                     self._manifests[region] = wal.ManifestCollector(self._store, region, self._clock)
                     self._manifests_due[region] = self._clock.monotonic()
 
-    def _orphans(self, base: flush.BaseTable, min_age: float, *, dry_run: bool) -> flush.OrphanGarbage:
-        if self._clock.monotonic() < self._orphans_due:
-            return flush.OrphanGarbage(dry_run=dry_run)
-        found = flush.collect_orphans(self._store, base.dataset, self._clock, min_age, dry_run=dry_run)
-        self._orphans_due = self._clock.monotonic() + _ORPHANS_EVERY
-        self._kept_orphans = found.kept
-        return found
+    def _files(
+        self, base: flush.BaseTable, min_age: float, *, dry_run: bool, due: bool
+    ) -> tuple[flush.OrphanGarbage, flush.Space | None]:
+        """Collect orphan files of the table, and measure the bytes on storage; if `due`, each at its interval."""
+        found, space = flush.OrphanGarbage(dry_run=dry_run), None
+        if due and self._clock.monotonic() >= self._orphans_due:
+            found = flush.collect_orphans(self._store, base.dataset, self._clock, min_age, dry_run=dry_run)
+            self._orphans_due = self._clock.monotonic() + _ORPHANS_EVERY
+            self._kept_orphans = found.kept
+        if due and self._clock.monotonic() >= self._space_due:
+            space = flush.measured(self._store, base.latest(), self._kept_orphans, self._clock.now())
+            self._space_due = self._clock.monotonic() + _SPACE_EVERY
+        return found, space
 
 
 def _first_needed(region: UUID, listing: RegionListing, held: Mapping[UUID, int], ages: Ages) -> int | None:

@@ -61,7 +61,7 @@ class Claimant:
     take_over: bool = False
     """Whether it may fence a live owner."""
     daemon: bool = False
-    peers: tuple[str, ...] = ()
+    peers: Sequence[str] = ()
     """Endpoints of the daemons that share the table with this one; they hand regions over to each other."""
 
     def remedy_for(self, owner: Owner) -> str:
@@ -69,11 +69,6 @@ class Claimant:
         if self.daemon:
             return "stop that first, or start with `memwal serve --take-over`, which fences it"
         return f"{'use connect()' if owner.endpoint else 'close it there, read_only=True'}, or take_over=True"
-
-
-def as_daemon(peers: Sequence[str] = (), *, take_over: bool = False) -> Claimant:
-    """Return the claimant for a daemon that shares the table with `peers`."""
-    return Claimant(take_over, daemon=True, peers=tuple(peers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +197,10 @@ def judge(owner: Owner, here: Process, answer: Answer, table_id: str, peers: Seq
         return OwnerState(owner, "ends", "which runs and does not answer") if runs else OwnerState(owner, "free")
     if answer is None or answer.get("id", table_id) != table_id:  # ports are reused
         return OwnerState(owner, "free")
-    if set(answer["endpoints"]) & set(peers) or not _has(answer, owner.epochs):
+    # It has one of these regions by a claim at least as new as its note, or is claiming it now.
+    having = dict.fromkeys(answer["claiming"], 2**63) | answer["regions"]
+    has = any(having.get(region, 0) >= epoch for region, epoch in owner.epochs.items())
+    if set(answer["endpoints"]) & set(peers) or not has:
         return OwnerState(owner, "free")
     return OwnerState(owner, "ends", "which is about to end") if answer["draining"] else OwnerState(owner, "lives")
 
@@ -212,11 +210,3 @@ def endpoint_to_ask(endpoint: str) -> str:
     scheme, _, place = endpoint.partition("://")
     host, _, port = place.rpartition(":")
     return f"{scheme}://127.0.0.1:{port}" if host in _ANYWHERE else endpoint
-
-
-def _has(answer: Mapping[str, Any], epochs: Mapping[str, int]) -> bool:
-    """Return whether the daemon has one of these regions by a claim at least as new as its note, or is claiming it
-    now.
-    """
-    having = dict.fromkeys(answer["claiming"], 2**63) | answer["regions"]
-    return any(having.get(region, 0) >= epoch for region, epoch in epochs.items())

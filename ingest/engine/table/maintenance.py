@@ -11,14 +11,41 @@ import lance
 from memwal import flush
 from memwal.flush.base.fsync import sync_table
 from memwal.flush.commits.expiry import GRACE, ExpiredRows
-from memwal.flush.commits.maintenance import MaintenanceRules, clean_up, compact, merge_segments
+from memwal.flush.commits.maintenance import CompactionLimits, MaintenanceRules, clean_up, compact, merge_segments
+from memwal.flush.commits.thinning import VersionRules
 from memwal.ingest.errors import classify
+from memwal.ingest.settings.load import Settings
 from memwal.wal import Clock, open_store
 from memwal.wal.panics import as_exception
 
 _LOG = logging.getLogger("memwal.maintenance")
 _CHANGES_MARGIN = 7200.0
 """Seconds that versions stay beyond `changes_age_min`: twice the time that rule 3 of `changes.start` needs."""
+
+
+def maintenance_rules(settings: Settings) -> MaintenanceRules:
+    """Return when to maintain the base table, from [commit] and [gc]."""
+    commit, gc = settings.commit, settings.gc
+    return MaintenanceRules(
+        optimize_interval=commit.optimize_interval,
+        segments_min=commit.optimize_segments,
+        compact_interval=commit.compact_interval,
+        compaction=CompactionLimits(
+            fragments_min=commit.compact_fragments,
+            rows_max=commit.compact_rows_max,
+            deleted_min=commit.compact_deleted_percent / 100,
+            bytes_max=commit.compact_bytes_max,
+        ),
+        versions_interval=gc.versions_interval,
+        versions=VersionRules(
+            age_min=gc.versions_age_min,
+            hourly=gc.versions_hourly,
+            daily=gc.versions_daily,
+            newest=gc.versions_min,
+            space_max=gc.space_max,
+        ),
+        changes_age_min=gc.changes_age_min,
+    )
 
 
 class BaseUpkeep:

@@ -12,20 +12,15 @@ import pyarrow as pa
 
 from memwal import flush, wal
 from memwal.flush.base.open import LanceCaches
-from memwal.flush.commits.maintenance import CompactionLimits, MaintenanceRules
-from memwal.flush.commits.thinning import VersionRules
 from memwal.flush.sst.indexes import SCALAR_ROWS_MIN
 from memwal.ingest.engine.region.context import Limits, OnReplay, RegionContext, VectorModels
 from memwal.ingest.engine.table import embedded
 from memwal.ingest.engine.table.create import check_same_table, find_or_create
-from memwal.ingest.engine.table.garbage import Ages
 from memwal.ingest.engine.table.live_owners import Ask, Claimant, LiveOwners
 from memwal.ingest.engine.table.open_here import claiming
 from memwal.ingest.engine.table.replay_progress import replay_bar
 from memwal.ingest.engine.table.stored import StoredTable
-from memwal.ingest.engine.table.upkeep import CommitLimits, Upkeep
 from memwal.ingest.settings.load import Settings
-from memwal.memtable import row_schema
 
 _LOG = logging.getLogger("memwal.opening")
 _RESIZED_PAUSE = 0.25
@@ -83,7 +78,7 @@ def open_table(
                 context = replace(context, on_replay=tell, daemon=claimant is not None and claimant.daemon)
                 alone = None if claimant is None or claimant.daemon else claimant
                 with claiming(base, take_over=alone.take_over) if alone else nullcontext():
-                    return embedded.Table(base, context, _upkeep(settings), base.regions if claim else ())
+                    return embedded.Table(base, context, settings, base.regions if claim else ())
         except (wal.Sealed, wal.Resized) as error:
             if clock.monotonic() >= until:
                 raise
@@ -121,56 +116,17 @@ def _context(
         base.indexes, models.current, wanted=settings.flush.indexes, scalar_rows_min=SCALAR_ROWS_MIN
     )
     return RegionContext(
+        **RegionContext.of_shape(base),
         store=store,
-        codec=base.codec,
         clock=clock,
         ids=ids,
-        schema=row_schema(base.schema, base.key),
-        key=base.key,
-        indexes=base.indexes,
-        required=base.required,
         sst_format=flush.SstFormat.of(base, settings.flush.file_options(), indexes),
         flushing=threading.Semaphore(settings.flush.at_once),
         limits=_limits(settings, base.wal_format),
         wal_options=wal_options,
         index_mode=settings.memtable.index_mode,
         models=models,
-        shape=base.shape,
-        rules=base.rules,
         routing=base.routing_version,
-        route_into=base.route_into,
-    )
-
-
-def _upkeep(settings: Settings) -> Upkeep:
-    commit, gc = settings.commit, settings.gc
-    limits = CommitLimits(commit.interval, commit.ssts_max, commit.size_max)
-    rules = maintenance_rules(settings)
-    return Upkeep(limits, commit.retries, commit.memory_max, gc.interval, Ages.of(gc), rules, settings.flush.cache_max)
-
-
-def maintenance_rules(settings: Settings) -> MaintenanceRules:
-    """Return when to maintain the base table, from [commit] and [gc]."""
-    commit, gc = settings.commit, settings.gc
-    return MaintenanceRules(
-        optimize_interval=commit.optimize_interval,
-        segments_min=commit.optimize_segments,
-        compact_interval=commit.compact_interval,
-        compaction=CompactionLimits(
-            fragments_min=commit.compact_fragments,
-            rows_max=commit.compact_rows_max,
-            deleted_min=commit.compact_deleted_percent / 100,
-            bytes_max=commit.compact_bytes_max,
-        ),
-        versions_interval=gc.versions_interval,
-        versions=VersionRules(
-            age_min=gc.versions_age_min,
-            hourly=gc.versions_hourly,
-            daily=gc.versions_daily,
-            newest=gc.versions_min,
-            space_max=gc.space_max,
-        ),
-        changes_age_min=gc.changes_age_min,
     )
 
 

@@ -198,8 +198,7 @@ def withdraw(
 
 def read(store: wal.ObjectStore, regions: Sequence[UUID]) -> dict[UUID, Note]:
     """Return the notes of the `regions` that have one. Raises: wal errors."""
-    at_once = min(READ_AT_ONCE, len(regions)) if store.remote else 1
-    notes = each(lambda region: _read(store, region), regions, max(1, at_once))
+    notes = each(lambda region: _read(store, region), regions, READ_AT_ONCE if store.remote else 1)
     return {region: note for region, note in zip(regions, notes, strict=True) if note is not None}
 
 

@@ -119,18 +119,15 @@ class PauseWatch:
     Thread safety. Any thread.
     """
 
-    def __init__(self, pauses: Pauses, clock: Clock, every: float) -> None:
-        """Watch `pauses`. `every`: seconds for which a read counts as recent."""
-        self.pauses, self._clock, self._every = pauses, clock, every
+    def __init__(
+        self, store: ObjectStore, clock: Clock, ids: Ids | None = None, options: WalOptions | None = None
+    ) -> None:
+        """Watch the pauses of the table in `store`; arguments as for `Pauses`."""
+        self.pauses, self._clock = Pauses(store, clock, ids, options), clock
+        self._every = LOOK_EVERY_REMOTE if store.remote else LOOK_EVERY
         self._looking = threading.Lock()
         self._looked = float("-inf")
         self._last: Paused | None = None
-
-    @classmethod
-    def of(cls, store: ObjectStore, clock: Clock, ids: Ids, options: WalOptions) -> PauseWatch:
-        """Return the watch of the table in `store`."""
-        every = LOOK_EVERY_REMOTE if store.remote else LOOK_EVERY
-        return cls(Pauses(store, clock, ids, options), clock, every)
 
     @property
     def last(self) -> Paused:

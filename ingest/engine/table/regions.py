@@ -303,8 +303,7 @@ class RegionSet:
 
         Claims of a resize and of other programs, which leave no notes, give no leases.
         """
-        store, options, clock = self.context.store, _BRIEFLY, self.context.clock
-        manifest = wal.ManifestStore(store, writer.region, ids=self.context.ids, clock=clock, options=options).latest()
+        manifest = self.context.manifests(writer.region, _BRIEFLY).latest()
         if manifest is None or not manifest.read_lease or manifest.status is not wal.RegionStatus.ACTIVE:
             return None
         return manifest.writer_epoch if manifest.writer_epoch > writer.guard.epoch else None
@@ -316,7 +315,4 @@ def prove(writers: Sequence[RegionWriter], at_once: int, *, anew: bool) -> None:
     `at_once`: number of regions confirmed in parallel. Raises: Fenced; wal errors.
     """
     proofs = [proof for writer in writers if (proof := writer.unproven(anew=anew)) is not None]
-    if len(proofs) == 1:
-        proofs[0]()
-    elif proofs:
-        list(each(lambda proof: proof(), proofs, at_once))
+    list(each(lambda proof: proof(), proofs, at_once))

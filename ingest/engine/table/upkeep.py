@@ -14,49 +14,39 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Literal
 from uuid import UUID
 
 from memwal import flush, wal
 from memwal.flush import BaseTable, CommitReport
 from memwal.flush.commits.load_notes import is_asked_to_wait
-from memwal.flush.commits.maintenance import MaintenanceRules
 from memwal.flush.commits.report import HeldBack
 from memwal.ingest import tracing
 from memwal.ingest.engine.read.reader import Reader
-from memwal.ingest.engine.read.sst_cache import CACHE_BYTES
 from memwal.ingest.engine.region.state import Backlog
 from memwal.ingest.engine.region.writer import RegionWriter
 from memwal.ingest.engine.table.garbage import Ages
-from memwal.ingest.engine.table.maintenance import BaseUpkeep
+from memwal.ingest.engine.table.maintenance import BaseUpkeep, maintenance_rules
 from memwal.ingest.engine.table.regions import RegionSet
 from memwal.ingest.errors import MemWalError, classify
 from memwal.ingest.log_limit import LogLimit
+from memwal.ingest.settings.load import Settings
+from memwal.ingest.settings.sections import CommitSettings
 
 Decision = Literal["nothing", "commit", "flush"]
 """`flush`: publish the memtables, then commit; `commit`: commit the published SSTs."""
 
 
-@dataclass(frozen=True, slots=True)
-class CommitLimits:
-    """Seconds, SSTs of one region, bytes of all regions. See the section [commit]; with `interval` 0 nothing is due."""
-
-    interval: float
-    ssts_max: int
-    size_max: int
-
-
-def flush_due(regions: Sequence[Backlog], limits: CommitLimits) -> bool:
-    """Return whether to publish the memtables when another process commits.
+def flush_due(regions: Sequence[Backlog], limits: CommitSettings) -> bool:
+    """Return whether to publish the memtables when another process commits; never with an interval of 0.
 
     The flush is due after half of the interval, so that the other process finds the rows in an SST before they are due.
     """
-    oldest = max((region.unflushed for region in regions if region.unflushed is not None), default=None)
+    oldest = Backlog.of_all(regions).unflushed
     return oldest is not None and limits.interval > 0 and oldest >= limits.interval / 2
 
 
-def decide(regions: Sequence[Backlog], limits: CommitLimits, lead: float) -> Decision:
+def decide(regions: Sequence[Backlog], limits: CommitSettings, lead: float) -> Decision:
     """Return the action to take now. `lead`: seconds that flush and commit will take, plus those until the next
     decision.
 
@@ -64,11 +54,10 @@ def decide(regions: Sequence[Backlog], limits: CommitLimits, lead: float) -> Dec
     """
     if limits.interval <= 0:
         return "nothing"
-    oldest = max((region.age for region in regions if region.age is not None), default=None)
-    if oldest is not None and oldest + min(lead, limits.interval / 2) >= limits.interval:
+    together = Backlog.of_all(regions)
+    if together.age is not None and together.age + min(lead, limits.interval / 2) >= limits.interval:
         return "flush"
-    many = any(region.ssts >= limits.ssts_max for region in regions)
-    return "commit" if many or sum(region.size for region in regions) >= limits.size_max else "nothing"
+    return "commit" if together.ssts >= limits.ssts_max or together.size >= limits.size_max else "nothing"
 
 
 _LOG = logging.getLogger("memwal.table")
@@ -81,13 +70,14 @@ class TableUpkeep:
     thread.
     """
 
-    def __init__(self, regions: RegionSet, reader: Reader, upkeep: Upkeep, take_over: Callable[[], object]) -> None:
+    def __init__(self, regions: RegionSet, reader: Reader, settings: Settings, take_over: Callable[[], object]) -> None:
         """`take_over`: converts the regions to the columns of the newest base version."""
-        self._regions, self._reader, self._upkeep, self._take_over = regions, reader, upkeep, take_over
+        self._regions, self._reader, self._take_over = regions, reader, take_over
+        self._settings, self._ages = settings.commit, Ages.of(settings.gc)
         base, context = reader.opened, regions.context
         self._uri, self._warnings = base.uri, LogLimit(context.clock.monotonic)
         self._committer = context.ids.entry_id()
-        self._maintenance = BaseUpkeep(base, context.clock, upkeep.maintenance, context.meters.commits.expired)
+        self._maintenance = BaseUpkeep(base, context.clock, maintenance_rules(settings), context.meters.commits.expired)
         self.caught_up, self.rows = base.version, base.dataset.count_rows()
         """The newest base version whose commits this process has adopted, and its number of rows."""
         self.space: flush.Space | None = None
@@ -111,7 +101,10 @@ class TableUpkeep:
         alive = {writer.region for writer in self._regions.alive}
         for bucket, region in enumerate(self._regions.order):
             if region in alive:
-                self._leads_by(bucket)
+                if bucket and bucket != self._led_by:
+                    why = "regions before it have no serving writer here, and no other process is known to own them"
+                    _LOG.warning("%s: this process commits for all from region %d on: %s", self._uri, bucket, why)
+                self._led_by = bucket
                 return True
             if not self._regions.ended(region) and self._regions.hint(region) is not None:
                 break
@@ -140,7 +133,7 @@ class TableUpkeep:
     @property
     def commit_interval(self) -> float:
         """`commit.interval` in seconds; 0: commits run on demand only."""
-        return self._upkeep.commit.interval
+        return self._settings.interval
 
     @property
     def leading(self) -> bool:
@@ -227,8 +220,8 @@ class TableUpkeep:
                 context.store,
                 clock=context.clock,
                 ids=context.ids,
-                retries=self._upkeep.commit_retries,
-                memory_max=self._upkeep.commit_memory_max,
+                retries=self._settings.retries,
+                memory_max=self._settings.memory_max,
                 committer=self._committer,
                 caches=self._reader.opened.caches,
                 held=held,
@@ -273,10 +266,11 @@ class TableUpkeep:
         base, leads = self._reader.base(), self.leads()
         regions = [writer.region for writer in self._regions.writers]
         if leads:
-            regions += self._regions.collector.fallen_away(base)
+            store = self._regions.context.store  # no writer collects regions that fell out of the routing
+            regions += [region for region in wal.regions(store) if region not in base.regions]
         found = self._regions.collector.collect(
             base,
-            ages or self._upkeep.ages,
+            ages or self._ages,
             plans_min=flush.PLANS_MIN,
             regions=regions,
             orphans=leads,
@@ -294,13 +288,6 @@ class TableUpkeep:
 
     # ---- inside --------------------------------------------------------------------------------------------------
 
-    def _leads_by(self, bucket: int) -> None:
-        if bucket != self._led_by:
-            if bucket:
-                why = "regions before it have no serving writer here, and no other process is known to own them"
-                _LOG.warning("%s: this process commits for all from region %d on: %s", self._uri, bucket, why)
-            self._led_by = bucket
-
     def _tell_held_back(self, before: Mapping[UUID, BaseException]) -> None:
         """Log once each region that was left out, or is committed again; record when to retry it."""
         context, held = self._regions.context, self.held.regions
@@ -312,7 +299,7 @@ class TableUpkeep:
                 _LOG.warning("%s", line, extra={"event": "commit_held_back", "region": str(region)})
         for region in before.keys() - held.keys():
             _LOG.warning("region %s is committed again", region)
-        again = context.clock.monotonic() + self._upkeep.commit.interval
+        again = context.clock.monotonic() + self._settings.interval
         self._try_again = dict.fromkeys(held, again)
         context.meters.commits.held_back = len(held)
         for text in sorted({str(classify(error)) for error in held.values()}):
@@ -346,17 +333,3 @@ def _committed(writer: RegionWriter, base: BaseTable) -> bool:
     """Return whether the oldest SST that `writer` lists is in `base`."""
     published = writer.published
     return bool(published) and published[0] <= base.committed.get(writer.region, 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Upkeep:
-    """The settings of a table's upkeep, times in seconds. See the sections [commit] and [gc]."""
-
-    commit: CommitLimits
-    commit_retries: int
-    commit_memory_max: int
-    gc_interval: float
-    ages: Ages
-    maintenance: MaintenanceRules = field(default_factory=MaintenanceRules)
-    cache_max: int = CACHE_BYTES
-    """Bytes of uncommitted SSTs that are kept in memory for reads."""

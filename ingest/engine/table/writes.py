@@ -4,7 +4,7 @@ No region may write its part before all parts are valid, so rows for several reg
 caller that stops waiting withdraws the writes that no region has begun. A region finishes a write that it has begun,
 and the caller gets an unknown outcome; the call returns only when the region has its own copy of the rows.
 
-`RegionDeletes` has the steps of a delete by filter in these regions; see `api.deletes`.
+The steps of a delete by filter in these regions are here too; see `api.deletes`.
 """
 
 from __future__ import annotations
@@ -45,6 +45,10 @@ from memwal.memtable import TOMBSTONE, tombstones
 from memwal.wal import Clock, OutcomeUnknown
 from memwal.wal.panics import panics_as_errors
 
+_LOOK_EVERY = 0.5
+"""Seconds between two checks whether a load is still in progress."""
+_COPYING = 0.001
+"""Seconds between two checks whether a copy is made; most copies take less."""
 _Parts = Sequence[tuple[RegionWriter, Write]]
 COUNTED_MAX, SCANNED_MAX = 1_000, 1_000_000
 """Maximum keys of a delete whose rows are counted, and maximum rows of a base table without a B-tree on the key. A
@@ -149,13 +153,33 @@ class TableWrites:
             text = f"{len(acked)} of {len(parts)} regions applied their rows, the others maybe not: {error}"
             raise UnknownOutcome(text) from error
 
-    def _written(self, parts: _Parts, timeout: float | None, found: FoundRows | None = None) -> dict[str, Ack]:
+    def _written(self, parts: _Parts, within: float | None, found: FoundRows | None = None) -> dict[str, Ack]:
+        """Submit each write to its region and return the regions' acks by region id. `found` counts in the meantime.
+
+        If one region fails, the call still waits for the others, so that no write is in flight afterwards. `within`:
+        seconds after which the call is abandoned, None for no limit.
+        Raises: the error of a region if none applied its rows; UnknownOutcome if one did, or still may.
+        """
+        clock = self._regions.context.clock
+        until = None if within is None else clock.monotonic() + within
         try:
-            return written(parts, within=timeout, clock=self._regions.context.clock, found=found)
-        except UnknownOutcome as error:
-            if "positions" in error.details:  # needed to send the rest: the positions belong to this routing
-                error.details["routing"] = self._columns.base.routing_version
+            for writer, write in parts:
+                writer.submit(write, None if until is None else max(0.0, until - clock.monotonic()))
+            if found is not None:
+                found.count()
+            errors = [error for writer, write in parts if (error := _error(writer, write, until, clock)) is not None]
+        except BaseException:  # an interrupt: the caller may change its memory afterwards
+            for _, write in parts:
+                _leave(write, clock)
             raise
+        acks = {to.name: write.done.result() for to, write in parts if _is_acked(write)}
+        if errors:
+            error = _of_several(errors, acks)
+            if isinstance(error, UnknownOutcome) and "positions" in error.details:
+                # Needed to send the rest: the positions belong to this routing.
+                error.details["routing"] = self._columns.base.routing_version
+            raise error
+        return acks
 
     def _split(self, admission: Admission, rows: pa.Table, deletes: bool) -> list[tuple[RegionWriter, pa.Table]]:
         """Return the rows by region, in order. Raises: InvalidRows, Invalid for wrong rows, if they go to several
@@ -174,9 +198,45 @@ class TableWrites:
             for bucket, start, end in zip(present, starts, ends, strict=True)
         ]
 
+    # ---- steps of a delete by filter; see `api.deletes` --------------------------------------------------------------
 
-_COPYING = 0.001
-"""Seconds between two checks whether a copy is made; most copies take less."""
+    @translate_errors
+    def base_version(self) -> int:
+        """Return the newest version of the base table."""
+        return self._reader.base().version
+
+    @translate_errors
+    def piece(self, keys: Any, where: Where, *, durable: bool, token: Token | None, timeout: float | None) -> Receipt:
+        """Delete those of `keys` (as for `get`) whose newest row passes `where`, unless their region has applied
+        `token`.
+
+        The token is not recorded. The receipt's `skipped` counts the rows that stay. The call waits for loads past the
+        log. Raises: as `Operations.put`.
+        """
+        context = self._columns.admission.context
+        clock, began = context.clock, context.clock.monotonic()
+        patience = context.wal_options.put_timeout if timeout is None else timeout
+        while flush.end_abandoned(context.store, self._reader.base, clock):
+            expect_waiting()
+            if clock.monotonic() - began >= patience:
+                raise Unavailable("a load into the table is under way; call the delete again when it has ended")
+            clock.sleep(min(_LOOK_EVERY, patience))
+        left = None if timeout is None else max(0.001, timeout - (clock.monotonic() - began))
+        return self.delete(keys, token, durable=durable, timeout=left, where=where)
+
+    @translate_errors
+    def record(
+        self, token: Token, *, durable: bool, timeout: float | None, regions: Iterable[UUID] | None = None
+    ) -> dict[str, int]:
+        """Record `token` as applied in `regions` (None: all); return the WAL position of each, 0 if not durable yet.
+
+        A region that has applied it is not changed. Raises: as `Operations.put`.
+        """
+        context = self._columns.admission.context
+        nothing = context.schema.empty_table().drop_columns(TOMBSTONE)
+        writers = self._regions.of(self._regions.order if regions is None else regions)
+        writes = [(to, Write(nothing, durable, token, shape=context.shape)) for to in writers]
+        return {region: ack.position for region, ack in self.acks(writes, timeout).items()}
 
 
 class FoundRows:
@@ -200,35 +260,6 @@ class FoundRows:
             if not indexed and base.dataset.count_rows() > SCANNED_MAX:
                 return
             self.number = self._reader.get(self._views, self._keys, self._keys.column_names).num_rows
-
-
-def written(
-    waiting: Sequence[tuple[RegionWriter, Write]],
-    *,
-    within: float | None,
-    clock: Clock,
-    found: FoundRows | None = None,
-) -> dict[str, Ack]:
-    """Submit each write to its region and return the regions' acks by region id. `found` counts in the meantime.
-
-    If one region fails, the call still waits for the others, so that no write is in flight afterwards. `within`:
-    seconds after which the call is abandoned, None for no limit.
-    Raises: the error of a region if none applied its rows; UnknownOutcome if one did, or still may.
-    """
-    until = None if within is None else clock.monotonic() + within
-    try:
-        for writer, write in waiting:
-            writer.submit(write, None if until is None else max(0.0, until - clock.monotonic()))
-        if found is not None:
-            found.count()
-        errors = [error for writer, write in waiting if (error := _error(writer, write, until, clock)) is not None]
-    except BaseException:  # an interrupt: the caller may change its memory afterwards
-        for _, write in waiting:
-            _leave(write, clock)
-        raise
-    if errors:
-        raise _of_several(errors, {to.name: write.done.result() for to, write in waiting if _is_acked(write)})
-    return {writer.name: write.done.result() for writer, write in waiting}
 
 
 def _is_acked(write: Write) -> bool:
@@ -302,55 +333,3 @@ def _leave(write: Write, clock: Clock) -> bool:
     while not write.copied and not write.done.done():
         clock.sleep(_COPYING)
     return False
-
-
-_LOOK_EVERY = 0.5
-"""Seconds between two checks whether a load is still in progress."""
-
-
-class RegionDeletes:
-    """Delete pieces of keys, and record tokens.
-
-    Thread safety. Every method from any thread. Errors. Only `ingest.errors` kinds.
-    """
-
-    def __init__(self, columns: TableColumns, regions: RegionSet, writes: TableWrites, reader: Reader) -> None:
-        self._columns, self._regions, self._writes, self._reader = columns, regions, writes, reader
-
-    @translate_errors
-    def base_version(self) -> int:
-        """Return the newest version of the base table."""
-        return self._reader.base().version
-
-    @translate_errors
-    def piece(self, keys: Any, where: Where, *, durable: bool, token: Token | None, timeout: float | None) -> Receipt:
-        """Delete those of `keys` (as for `get`) whose newest row passes `where`, unless their region has applied
-        `token`.
-
-        The token is not recorded. The receipt's `skipped` counts the rows that stay. The call waits for loads past the
-        log. Raises: as `Operations.put`.
-        """
-        context = self._columns.admission.context
-        clock, began = context.clock, context.clock.monotonic()
-        patience = context.wal_options.put_timeout if timeout is None else timeout
-        while flush.end_abandoned(context.store, self._reader.base, clock):
-            expect_waiting()
-            if clock.monotonic() - began >= patience:
-                raise Unavailable("a load into the table is under way; call the delete again when it has ended")
-            clock.sleep(min(_LOOK_EVERY, patience))
-        left = None if timeout is None else max(0.001, timeout - (clock.monotonic() - began))
-        return self._writes.delete(keys, token, durable=durable, timeout=left, where=where)
-
-    @translate_errors
-    def record(
-        self, token: Token, *, durable: bool, timeout: float | None, regions: Iterable[UUID] | None = None
-    ) -> dict[str, int]:
-        """Record `token` as applied in `regions` (None: all); return the WAL position of each, 0 if not durable yet.
-
-        A region that has applied it is not changed. Raises: as `Operations.put`.
-        """
-        context = self._columns.admission.context
-        nothing = context.schema.empty_table().drop_columns(TOMBSTONE)
-        writers = self._regions.of(self._regions.order if regions is None else regions)
-        writes = [(to, Write(nothing, durable, token, shape=context.shape)) for to in writers]
-        return {region: ack.position for region, ack in self._writes.acks(writes, timeout).items()}

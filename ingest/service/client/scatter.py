@@ -19,9 +19,8 @@ import pyarrow.compute as pc
 
 from memwal.flush import WriteRules
 from memwal.flush.base.sharding import Routing
-from memwal.ingest.engine.api.fusion import best_of_arms
 from memwal.ingest.engine.api.missing import keeps
-from memwal.ingest.engine.api.ordering import first_rows, in_rank
+from memwal.ingest.engine.api.ordering import first_rows
 from memwal.ingest.engine.api.reads import ReadKind
 from memwal.ingest.engine.api.results import RowStream, gathered
 from memwal.ingest.engine.api.rows import RowChecker, first_of_each_key
@@ -42,17 +41,13 @@ def merged(
     too, because the explanations follow the last rows. Raises: Unavailable if columns changed in between.
     """
     parts = _alike(answers)
-    if kind.merge is not None:
-        return kind.merge(parts, request)
     if kind.streams and (order := request.get("order_by")):
         rows = pa.concat_tables([part.read_all() for part in parts])
         return gathered(rows.take(first_rows(rows, order, request["limit"])))
     if kind.streams:
         return one_after_another(parts, request["limit"], whole=whole)
-    if kind.score is not None:
-        rows = best_of(parts, kind.score, request["k"], ascending=kind.ascending, key=key)
-    else:
-        rows = best_of_arms(pa.concat_tables(parts), request["n"], key)
+    assert kind.merge is not None
+    rows = kind.merge(parts, request, key)
     columns = request.get("columns")
     return rows if columns is None else rows.drop_columns([name for name in key if name not in columns])
 
@@ -60,7 +55,7 @@ def merged(
 def with_key(kind: ReadKind, request: dict[str, Any], key: Sequence[str]) -> dict[str, Any]:
     """Return a request for scored rows with the key among its columns, as `merged` needs; other requests unchanged."""
     columns = request.get("columns")
-    if columns is None or not (kind.arms or kind.score):
+    if columns is None or kind.merge is None:
         return request
     return {**request, "columns": [*dict.fromkeys([*columns, *key])]}
 
@@ -76,21 +71,19 @@ def one_after_another(answers: Sequence[RowStream], limit: int | None, *, whole:
         for answer in answers:
             answer.close()
 
-    return RowStream(answers[0].schema, _one_after_another(answers, limit, whole), cancel)
+    def batches(left: int | None) -> Iterator[pa.RecordBatch]:
+        try:
+            for batch in chain.from_iterable(answers):
+                part = batch if left is None else batch.slice(0, left)
+                left = None if left is None else left - part.num_rows
+                if part.num_rows:
+                    yield part
+                if left == 0 and not whole:
+                    return
+        finally:
+            cancel()
 
-
-def _one_after_another(answers: Sequence[RowStream], limit: int | None, whole: bool) -> Iterator[pa.RecordBatch]:
-    try:
-        for batch in chain.from_iterable(answers):
-            part = batch if limit is None else batch.slice(0, limit)
-            limit = None if limit is None else limit - part.num_rows
-            if part.num_rows:
-                yield part
-            if limit == 0 and not whole:
-                return
-    finally:
-        for answer in answers:
-            answer.close()
+    return RowStream(answers[0].schema, batches(limit), cancel)
 
 
 def _alike(answers: Sequence[Any]) -> Sequence[Any]:
@@ -141,14 +134,6 @@ def in_asked_order(found: Sequence[pa.Table], asked: pa.Table) -> pa.Table:
     joined = keys.join(first, key, join_type="inner")
     order = pc.sort_indices(joined.column(f"{_ROW}_min"))
     return rows.take(joined.column(_AT).take(order))
-
-
-def best_of(found: Sequence[pa.Table], score: str, k: int, *, ascending: bool, key: Sequence[str]) -> pa.Table:
-    """Return the best `k` rows of several rankings, each best first. `key` orders equal scores; NaN is last."""
-    rows = pa.concat_tables(found)
-    scores = rows.column(score).to_numpy()
-    ties = rows.select(list(key)) if key else rows.drop_columns([score])
-    return rows.take(in_rank([scores if ascending else -scores], ties.take, keyed=bool(key), k=k))
 
 
 class Splitter:

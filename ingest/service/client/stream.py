@@ -77,9 +77,8 @@ class RegionStream:
         started = self._clock.monotonic()
         answer = self._patiently(lambda put: put.finish())
         self._kept, took = [], self._clock.monotonic() - started
-        acked = (answer["rows"], answer["applied"], answer["position"])
-        repeated = answer.get("repeated", 0)
-        return StreamReceipt(self._region, *acked, took, answer["skipped"], answer.get("newest"), repeated)
+        acked = (answer["rows"], answer["applied"], answer["position"], answer["skipped"], answer.get("newest"))
+        return StreamReceipt(*acked, answer.get("repeated", 0), self._region, took)
 
     def abort(self) -> None:
         """Drop the stream; the region applies nothing."""

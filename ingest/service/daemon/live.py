@@ -9,7 +9,7 @@ from uuid import UUID
 
 from memwal.ingest.engine.api.reads import Reads
 from memwal.ingest.engine.table.embedded import Table
-from memwal.ingest.engine.table.stored_status import space_status
+from memwal.ingest.engine.table.stored import space_status
 from memwal.ingest.errors import Unavailable
 from memwal.ingest.service.daemon import query_box
 from memwal.ingest.service.daemon.balancer import Balancer

@@ -22,7 +22,7 @@ from memwal import wal
 from memwal.ingest import tracing
 from memwal.ingest.engine.region.context import OnReplay
 from memwal.ingest.engine.table.embedded import Table
-from memwal.ingest.engine.table.live_owners import as_daemon
+from memwal.ingest.engine.table.live_owners import Claimant
 from memwal.ingest.engine.table.open import open_table, owners_of, refuse_served
 from memwal.ingest.errors import FencedError, Invalid, Unavailable, classify
 from memwal.ingest.log_limit import LogLimit
@@ -117,7 +117,7 @@ class _Daemon:
         self._place, self._guard, self._stop, self._pages = place, guard, stop, pages
         self._alone = len(place.endpoints) < 2
         self._ask = asking(settings, environ)
-        self._claimant = as_daemon(() if self._alone else place.endpoints, take_over=take_over)
+        self._claimant = Claimant(take_over, daemon=True, peers=() if self._alone else place.endpoints)
         self._service: FlightService | None = None
         self._warnings = LogLimit(wal.SystemClock().monotonic)
 
@@ -241,7 +241,7 @@ def _supervised(
         scheme = "https" if section.tls_cert else "http"
         http_ready(f"{scheme}://{addresses.url_host(section.host)}:{section.http_port + number}")
     workers = worker_settings(settings, ports_of(section.host, section.port, section.workers))
-    claimant = as_daemon(workers[0].daemon.endpoints, take_over=take_over)
+    claimant = Claimant(take_over, daemon=True, peers=workers[0].daemon.endpoints)
     refuse_served(settings, environ, claimant, asking(settings, environ), clock)
     return Supervisor(workers, clock).run(stop, ready)
 

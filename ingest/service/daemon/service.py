@@ -268,7 +268,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         }
         if request["op"] == "delete":
             where = Where(fields.given(request, "filter"), fields.given(request, "version"))
-            return asdict(table.deletes.piece(rows, where, **options))
+            return asdict(table.writes.piece(rows, where, **options))
         if request["delete"]:
             return asdict(table.delete(rows, **options))
         return asdict(table.put_of_client(rows, fields.names(request, "nulls"), **options))
@@ -289,7 +289,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
             raise Invalid("record: the token is missing")
         expect_routing(table.base.uri, request["routing"], table.base.routing_version)
         regions = map(UUID, request["regions"])
-        return table.deletes.record(token, durable=request["durable"], timeout=None, regions=regions)
+        return table.writes.record(token, durable=request["durable"], timeout=None, regions=regions)
 
     def _schema(self, request: dict[str, Any]) -> dict[str, Any]:
         if request.get("look"):  # the caller has rows with unknown columns
@@ -341,7 +341,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         **reads(_read),
         "changes": Operation("read", _changes, "since until images columns", bounded=True),
         "changes_position": Operation("read", lambda self, asked: self.table.changes_position(asked["at"]), "at"),
-        "base_version": Operation("read", lambda self, _: self.table.deletes.base_version()),
+        "base_version": Operation("read", lambda self, _: self.table.writes.base_version()),
         "status": Operation("read", _status),
         "indexes": Operation("read", lambda self, _: self.table.list_indexes()),
         "applied": Operation("read", _applied, "producer regions routing logged"),

@@ -19,8 +19,7 @@ from pyspark.sql.types import StructType
 from memwal import wal
 from memwal.flush import BaseTable
 from memwal.ingest.engine.api.changes import Position
-from memwal.ingest.engine.changes.ranges import ChangeRanges, Part
-from memwal.ingest.engine.changes.reader import expect_names_free
+from memwal.ingest.engine.changes.reader import ChangeRanges, Part, expect_names_free
 from memwal.ingest.engine.changes.region import change_schema
 from memwal.ingest.engine.read.request import checked_columns
 from memwal.ingest.errors import Invalid, translate_errors

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from memwal import wal
 from memwal.ingest.engine.table.create import find_or_create
-from memwal.ingest.engine.table.live_owners import as_daemon
+from memwal.ingest.engine.table.live_owners import Claimant
 from memwal.ingest.engine.table.open import refuse_served
 from memwal.ingest.errors import Internal, MemWalError, Unavailable, from_wire
 from memwal.ingest.service.daemon.restarts import Restarts
@@ -200,7 +200,8 @@ def serve_on_spark(
     check_java(environ)
     check_master(conf)
     find_or_create(settings, environ)
-    refuse_served(settings, environ, as_daemon(take_over=take_over), asking(settings, environ), wal.SystemClock())
+    claimant = Claimant(take_over, daemon=True)
+    refuse_served(settings, environ, claimant, asking(settings, environ), wal.SystemClock())
     stop = stop_event(None)
     with ThreadPoolExecutor(1, "spark-start") as starter:  # in the main thread Spark would take over the signals
         spark = starter.submit(start_context, conf).result()

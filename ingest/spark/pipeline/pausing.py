@@ -93,7 +93,7 @@ class Pausing:
 
     def __init__(self, settings: Settings, environ: Mapping[str, str], clock: wal.Clock) -> None:
         store = wal.open_store(settings.table.uri, settings.storage_options(environ))
-        self.watch = PauseWatch.of(store, clock, wal.SystemIds(), settings.wal.options())
+        self.watch = PauseWatch(store, clock, wal.SystemIds(), settings.wal.options())
         self.gate = Gate()
         self.stands = False
         """Whether a pause has stopped the query."""

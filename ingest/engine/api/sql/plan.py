@@ -87,22 +87,14 @@ def _scans(plan: Any, conditions: tuple[Any, ...], enough: int | None) -> Iterat
         enough = None if conditions else enough
         conditions = ()
     elif kind == "Limit":
-        conditions, enough = _below_limit(plan.display(), conditions, enough)
+        limit = _LIMIT.fullmatch(plan.display())
+        if limit is None or int(limit[1]) or int(limit[2]) < BARRIER:
+            # A condition above a limit applies after it, so it can reduce neither its conditions nor its rows.
+            conditions, enough = (), None if limit is None else int(limit[1]) + int(limit[2])
     elif kind != "SubqueryAlias":
         conditions, enough = (), None
     for below in plan.inputs():
         yield from _scans(below, conditions, enough)
-
-
-def _below_limit(shown: str, conditions: tuple[Any, ...], enough: int | None) -> tuple[tuple[Any, ...], int | None]:
-    parsed = _LIMIT.fullmatch(shown)
-    if parsed is None:
-        return (), None
-    skip, fetch = map(int, parsed.groups())
-    if fetch >= BARRIER and not skip:
-        return conditions, enough
-    # The rows of this limit: a condition above applies after it, so it can reduce neither the conditions nor the rows.
-    return (), fetch + skip
 
 
 # ---- conditions as a filter ------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Implement `Table.sql`: plan a query, read the needed rows of each table at one moment, and stream the answer.
 
-README.md of this package has the steps.
+README.md of this package has the steps. DataFusion raises one type for everything: a query that cannot be planned or
+run is Invalid, with DataFusion's text as one line for its author; unrecognised texts stay unchanged.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from datafusion import RuntimeEnvBuilder, SessionConfig, SessionContext, SQLOpti
 from memwal.ingest.engine.api.arguments import brief
 from memwal.ingest.engine.api.python_values import check_offsets
 from memwal.ingest.engine.api.results import RowStream
-from memwal.ingest.engine.api.sql.failures import Asked
 from memwal.ingest.engine.api.sql.plan import BARRIER, Scan, any_of, filter_of, reads_again, scans_of
 from memwal.ingest.engine.api.sql.sources import Handover, Kept, Provider, Source, counted
 from memwal.ingest.engine.api.sql.statement import SELF, Statement, expect_bounded
-from memwal.ingest.errors import Invalid, Unavailable
+from memwal.ingest.errors import Invalid, MemWalError, Unavailable, classify
+from memwal.ingest.suggest import suggestion
 from memwal.ingest.values.values import holds
 from memwal.memtable.filter.predicate import null_inside
 from memwal.wal.errors import first_line
@@ -32,6 +33,16 @@ MEMORY = 512 << 20
 """Bytes that a query may hold for sorts, groups and joins; sorts and groups use temporary files beyond it."""
 ATTEMPTS = 3
 _NAME = re.compile(r"[^\W\d]\w*")
+_LEAD = re.compile(
+    r"^((DataFusion|External|Schema|Execution|Internal|Arrow|SQL) error: |Error during planning: "
+    r"|This feature is not implemented: |Optimizer rule '\w+' failed:? ?|type_coercion$|caused by$)+"
+)
+_HIDDEN = re.compile(r"\bmemwal_\d+\.")
+_PLACE = re.compile(r" at Line: (\d+), Column: (\d+)")
+_FIELDS = re.compile(r"Valid fields are (.*?)\.?$", re.MULTILINE)
+_FIELD = re.compile(r'(?:"((?:[^"]|"")+)"|(\w+))(?=,|$)')
+_SHOWN, _LONGEST = 300, 1000
+"""Characters of DataFusion's message, and of the resulting message: both may hold a whole query."""
 _READING = SQLOptions().with_allow_ddl(False).with_allow_dml(False).with_allow_statements(False)
 
 
@@ -140,15 +151,14 @@ class _Attempt:
     """One attempt to answer a query."""
 
     def __init__(self, statement: Statement, given: Mapping[str, Any], request: Request) -> None:
-        self._kind, self._level, self._statement = request.kind, request.level, statement
+        self._kind, self._level, self.statement, self.names = request.kind, request.level, statement, list(given)
         self._in_memory = {name: rows for name, rows in given.items() if isinstance(rows, pa.Table)}
         self._tables: list[_Table] = []
         for name, rows in given.items():
             if name not in self._in_memory:
                 self._add(name, rows)
         columns = [*(table.provider.schema for table in self._tables), *(t.schema for t in self._in_memory.values())]
-        names = {name for schema in columns for name in schema.names}
-        self._problem = Asked(statement, list(given), names, MEMORY).problem
+        self.columns = {name for schema in columns for name in schema.names}
 
     def answer(self, parameters: Mapping[str, pa.Scalar]) -> RowStream:
         """Return the rows. Raises: _ColumnsChanged before any given stream is read."""
@@ -187,7 +197,7 @@ class _Attempt:
         failures = []
         for fold in (False, True):
             try:
-                return self._session(fold=fold).sql_with_options(self._statement.text, _READING, dict(parameters))
+                return self._session(fold=fold).sql_with_options(self.statement.text, _READING, dict(parameters))
             except Exception as error:  # noqa: BLE001 - DataFusion raises bare exceptions
                 failures.append(self._problem(error))
         raise failures[0]
@@ -242,7 +252,13 @@ class _Attempt:
     # ---- run -----------------------------------------------------------------------------------------------------
 
     def _result(self, frame: Any, sources: Sequence[Source]) -> RowStream:
-        schema = _result_schema(frame.schema())
+        schema, names = frame.schema(), list[str]()
+        for name in schema.names:  # a result has distinct names, and no types that few libraries read
+            numbered = (f"{name}_{number}" for number in range(1, len(schema) + 1))
+            names.append(name if name not in names else next(each for each in numbered if each not in names))
+        kinds = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
+        pairs = zip(names, schema, strict=True)
+        schema = pa.schema([pa.field(name, kinds.get(field.type, field.type), field.nullable) for name, field in pairs])
         out = Handover("sql", iter(self._told(frame.execute_stream)), 1)
 
         def close() -> None:
@@ -280,6 +296,18 @@ class _Attempt:
             raise next((source.failure for source in sources if source.failure), self._problem(error)) from None
         return None if batch is None else batch.to_pyarrow()
 
+    def _problem(self, error: BaseException) -> MemWalError:
+        """Return the caller's error for an error of DataFusion."""
+        text = _HIDDEN.sub("", str(error))
+        if isinstance(error, MemWalError) or "os error" in text:
+            return classify(error)
+        for pattern, form in _MESSAGES.items():
+            if match := re.search(pattern, text):
+                message = form.format(*match.groups()) if isinstance(form, str) else form(self, match)
+                return Invalid(f"sql: {message:.{_LONGEST}}")
+        lines = (_LEAD.sub("", line.strip()) for line in text.splitlines())
+        return Invalid(f"sql: {next((line for line in lines if line), type(error).__name__)[:_SHOWN].rstrip('.')}")
+
     def _told(self, call: Callable[[], Any]) -> Any:
         try:
             return call()
@@ -292,12 +320,43 @@ def _plain(schema: pa.Schema) -> pa.Schema:
     return pa.schema([field.remove_metadata() for field in schema])
 
 
-def _result_schema(schema: pa.Schema) -> pa.Schema:
-    """Return the columns of a result: distinct names, and no types that few libraries read."""
-    names: list[str] = []
-    for name in schema.names:
-        numbered = (f"{name}_{number}" for number in range(1, len(schema) + 1))
-        names.append(name if name not in names else next(each for each in numbered if each not in names))
-    kinds = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
-    pairs = zip(names, schema, strict=True)
-    return pa.schema([pa.field(name, kinds.get(field.type, field.type), field.nullable) for name, field in pairs])
+# ---- kinds of problems ---------------------------------------------------------------------------------------------
+
+
+def _syntax(attempt: _Attempt, match: re.Match[str]) -> str:
+    said = match[1].replace('\\"', '"').replace("Expected: ", "expected ")
+    said = said.replace(", found: EOF", ", found the end").replace(", found: ", ", found ")
+    return _PLACE.sub(
+        lambda place: f" at line {place[1]}, column {attempt.statement.typed(int(place[1]), int(place[2]))}", said
+    )
+
+
+def _no_field(attempt: _Attempt, match: re.Match[str]) -> str:
+    qualifier, _, name = (part.strip('"') for part in match[1].rpartition("."))
+    listed = _FIELDS.search(match.string)
+    known = [a or b for a, b in _FIELD.findall(listed[1])] if listed else list(attempt.columns)
+    if name in known:
+        return f"column '{qualifier:.60}.{name}' does not exist; column '{name}' is not in a table '{qualifier:.60}'"
+    other_case = next((each for each in known if each.lower() == name.lower()), None)
+    hint = suggestion(name, dict.fromkeys(known)) if other_case is None else f"; did you mean '{other_case}'?"
+    return f"column '{name:.200}' does not exist{hint}"
+
+
+_READS = "{} is refused: sql only reads; put and delete change a table"
+_MESSAGES: Mapping[str, str | Callable[[_Attempt, re.Match[str]], str]] = {
+    r'(?s:ParserError\("(.*?)"\))': _syntax,
+    r"No field named (.+?)\.(?=\s|$)": _no_field,
+    r"table '(?:datafusion\.public\.)?(.+?)' not found": lambda attempt, match: (
+        f"table '{match[1]:.200}' does not exist{suggestion(match[1], attempt.names)}"
+    ),
+    r"(?:(?:DDL|DML|Statement) not supported|Unsupported SQL statement): (\w+)": _READS,
+    r"Placeholder '\$?(.+?)' was not provided a value": "${0} has no value; give one in parameters={{{0!r}: …}}",
+    r"No function matches the given name and argument types '(.+?)'\.": "no function takes {}; cast the arguments",
+    r'column "(.+?)" must appear in the GROUP BY': "column {} must be in GROUP BY or in an aggregate function",
+    "only supports a single SQL statement": "the query has several statements; give one",
+    "Resources exhausted": lambda *_: (
+        f"the query needs more than {MEMORY >> 20} MiB of memory at once; sorts and groups use files, but the "
+        "smaller side of a join must fit: select fewer rows or columns"
+    ),
+}
+"""Patterns of DataFusion's messages, and their replacements, which use the groups of the match."""
