@@ -28,19 +28,13 @@ from uuid import UUID
 
 from memwal.flush.backup.moment import Moment, RegionMoment
 from memwal.flush.base.manifest import manifest_file, manifest_version
-from memwal.flush.base.state import TableState, read_state
+from memwal.flush.base.state import read_state
 from memwal.flush.base.table import BaseTable
 from memwal.flush.errors import InvalidBackup
 from memwal.flush.resizing.routing import parse_routing_key, routing_prefix
 from memwal.wal import Corrupt, ObjectInfo, ObjectStore, RegionManifest
 from memwal.wal.entry_reader import EntryReader
-from memwal.wal.layout import (
-    manifest_key,
-    parse_entry_key,
-    snapshot_key,
-    sst_key,
-    wal_prefix,
-)
+from memwal.wal.layout import manifest_key, parse_entry_key, snapshot_key, sst_key, wal_prefix
 
 _DATA, _DELETIONS, _INDICES = "data/", "_deletions/", "_indices/"
 
@@ -85,7 +79,15 @@ def pieces_of(moment: Moment, store: ObjectStore) -> list[Piece]:
     logs = [piece for region in moment.regions for piece in _of_log(moment.base, region, store)]
     others = [piece for region in moment.regions for piece in _of_region(moment.base, region, store)]
     manifests = [piece for region in moment.regions for piece in _of_manifest(moment.base, region, store)]
-    return [*logs, *others, *_decisions(moment.base, store), *manifests, *_of_base(moment.base, store)]
+    # Only decisions that the base has switched to. A resize may decide on the next version after the moment. In a copy
+    # whose regions were not sealed for it, that decision would be carried out without the steps before it.
+    decided = ((info, parse_routing_key(info.key)) for info in store.describe(routing_prefix()))
+    decisions = [
+        Piece(info.key, info.size)
+        for info, version in decided
+        if version is not None and version <= moment.base.routing_version
+    ]
+    return [*logs, *others, *decisions, *manifests, *_of_base(moment.base, store)]
 
 
 def _of_log(base: BaseTable, region: RegionMoment, store: ObjectStore) -> Iterator[Piece]:
@@ -158,18 +160,6 @@ def _of_region(base: BaseTable, region: RegionMoment, store: ObjectStore) -> Ite
     yield from (Piece.of(plan.key, plan.data) for plan in region.plans)
 
 
-def _decisions(base: BaseTable, store: ObjectStore) -> Iterator[Piece]:
-    """Yield the decisions that the base has switched to.
-
-    A resize may decide on the next version after the moment. In a copy whose regions were not sealed for it, that
-    decision would be carried out without the steps before it.
-    """
-    for info in store.describe(routing_prefix()):
-        version = parse_routing_key(info.key)
-        if version is not None and version <= base.routing_version:
-            yield Piece(info.key, info.size)
-
-
 def _of_manifest(base: BaseTable, region: RegionMoment, store: ObjectStore) -> Iterator[Piece]:
     manifest = _uncommitted(base, region.manifest)
     key = manifest_key(region.region, manifest.version)
@@ -197,10 +187,6 @@ def _of_base(base: BaseTable, store: ObjectStore) -> list[Piece]:
             f"{base.uri}: it is a shallow clone, whose files are in another table; make a table of its own of it "
             "(LanceDataset.deep_clone), or back up that one"
         )
-    return [*_files(state, store), Piece.of(key, manifest)]
-
-
-def _files(state: TableState, store: ObjectStore) -> list[Piece]:
     wanted = {key for fragment in state.fragments.values() for key in fragment.files}
     deletions = {fragment.deletion_file for fragment in state.fragments.values() if fragment.deletion_file}
     data = {info.key: info for info in store.describe(_DATA)} if wanted else {}
@@ -214,8 +200,9 @@ def _files(state: TableState, store: ObjectStore) -> list[Piece]:
     segments = {str(segment) for segments in state.indexes.values() for segment in segments}
     kept += [info for info in store.describe(_INDICES) if info.key.removeprefix(_INDICES).partition("/")[0] in segments]
     pieces = [Piece(info.key, info.size) for info in kept]
-    transaction = store.get(state.transaction_key) if state.transaction_key else None
-    return pieces if transaction is None else [*pieces, Piece.of(state.transaction_key, transaction)]
+    if state.transaction_key and (transaction := store.get(state.transaction_key)) is not None:
+        pieces.append(Piece.of(state.transaction_key, transaction))
+    return [*pieces, Piece.of(key, manifest)]
 
 
 def is_ours(key: str) -> bool:

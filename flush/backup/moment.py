@@ -36,7 +36,7 @@ and the earlier one not, if both were made during the capture.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -101,12 +101,23 @@ def capture(begun: BaseTable, store: ObjectStore, options: WalOptions) -> Moment
         with suppress(Overtaken):
             begun = begun.latest()
             looks = [look for look in each(partial(_look, begun, store, options), regions(store), at_once) if look]
-            frontier = _frontier(applied for _, applied in looks)
+            frontier: dict[str, int] = {}
+            for name, sequence in ((name, at) for _, applied in looks for name, at in applied.items()):
+                if not name.startswith(PREFIX):
+                    frontier[name] = max(sequence, frontier.get(name, sequence))
             ends = list(each(partial(_end, begun, store, options, frontier), (found for found, _ in looks), at_once))
             base = newest_base(begun)
-            found = [_with_plans(base, store, end) for end in ends]
+            # The base was opened before its plans are read: a commit pass in the base had its plan by then, and a plan
+            # is never deleted before its range is committed.
+            found = [
+                replace(end, plans=plans_above(store, end.region, base.committed.get(end.region, 0))) for end in ends
+            ]
+            # Regions first claimed after step 1 listed them. This finds every such region with rows in the opened base,
+            # because a commit requires a manifest of the region.
+            unread = (region for region in regions(store) if region not in {end.region for end in found})
+            new = (region for region in unread if ManifestStore(store, region).latest() is not None)
             stays = base.routing_version == begun.routing_version
-            if stays and not any(_is_passed(base, end) for end in found) and not _is_new(store, found):
+            if stays and not any(_is_passed(base, end) for end in found) and not any(new):
                 _check(base, found)
                 return Moment(base, tuple(found), frontier)
     raise BackupOvertaken(f"{begun.uri}: {CAPTURES} flushes or commits in a row overtook the backup; run it again")
@@ -152,37 +163,10 @@ def _reader(base: BaseTable, store: ObjectStore, manifest: RegionManifest) -> En
     return EntryReader(store, manifest.region_id, base.codec, log_id=manifest.log_id)
 
 
-def _frontier(maps: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    highest: dict[str, int] = {}
-    for applied in maps:
-        for name, sequence in applied.items():
-            if not name.startswith(PREFIX):
-                highest[name] = max(sequence, highest.get(name, sequence))
-    return highest
-
-
-def _with_plans(base: BaseTable, store: ObjectStore, end: RegionMoment) -> RegionMoment:
-    """Return `end` with the plans above the committed generation.
-
-    The base was opened before: a commit pass in the base had its plan by then, and a plan is never deleted before its
-    range is committed.
-    """
-    return replace(end, plans=plans_above(store, end.region, base.committed.get(end.region, 0)))
-
-
 def _is_passed(base: BaseTable, end: RegionMoment) -> bool:
     """Return whether the base may have rows that the manifest does not list: step 4."""
     highest = max((base.committed.get(end.region, 0), *(plan.last for plan in end.plans)))
     return highest >= end.manifest.current_generation
-
-
-def _is_new(store: ObjectStore, ends: Sequence[RegionMoment]) -> bool:
-    """Return whether a region was first claimed after step 1 listed them: step 4.
-
-    This finds every region with rows in the opened base, because a commit requires a manifest of the region.
-    """
-    looked = {end.region for end in ends}
-    return any(ManifestStore(store, id).latest() is not None for id in regions(store) if id not in looked)
 
 
 def _check(base: BaseTable, ends: Sequence[RegionMoment]) -> None:
