@@ -189,16 +189,26 @@ def diff_versions(store: ObjectStore, before: int, after: int, key: Sequence[str
     old, new = read_state(store, before), read_state(store, after)
     old_names, new_names = _names(old), _names(new)
     shared = [name for name in old_names if name in new_names]
-    rows_before, rows_after, untouched = _touched(_Version(store, old), _Version(store, new), shared, key)
-    diff = compare_rows(rows_before, rows_after, key)
-    keys_before, keys_after = rows_before.select(list(key)), rows_after.select(list(key))
+    kept = [id for id in old.fragments if id in new.fragments and old.fragments[id].files == new.fragments[id].files]
+    whole = [id for id in kept if old.fragments[id].deletion_file == new.fragments[id].deletion_file]
+    partly = [id for id in kept if id not in whole]
+    opened = _Version(store, old), _Version(store, new)
+    both = np.intersect1d(opened[0].addresses(partly), opened[1].addresses(partly), assume_unique=True)
+    tables = []
+    for version in opened:
+        rows = version.rows([id for id in version.state.fragments if id not in whole], shared, both)
+        if len(repeated(rows.select(list(key)))):
+            raise Corrupt(f"version {version.state.version} holds a key twice; see memwal verify --deep")
+        tables.append(rows)
+    diff = compare_rows(tables[0], tables[1], key)
+    keys_before, keys_after = (rows.select(list(key)) for rows in tables)
     return VersionDiff(
         before=before,
         after=after,
         added=keys_after.take(pa.array(diff.added)),
         removed=keys_before.take(pa.array(diff.removed)),
         changed=keys_after.take(pa.array(diff.changed)),
-        same=diff.same + untouched,
+        same=diff.same + len(both) + sum(old.fragments[id].live for id in whole),
         columns=diff.columns,
         columns_added=tuple(name for name in new_names if name not in old_names),
         columns_dropped=tuple(name for name in old_names if name not in new_names),
@@ -239,21 +249,3 @@ class _Version:
 
 def _names(state: TableState) -> list[str]:
     return [name for name, _ in state.columns.values()]
-
-
-def _touched(
-    old: _Version, new: _Version, columns: Sequence[str], key: Sequence[str]
-) -> tuple[pa.Table, pa.Table, int]:
-    """Return the rows of each version that may differ from the other, and the number of unchanged rows."""
-    before, after = old.state.fragments, new.state.fragments
-    kept = [id for id in before if id in after and before[id].files == after[id].files]
-    whole = [id for id in kept if before[id].deletion_file == after[id].deletion_file]
-    partly = [id for id in kept if id not in whole]
-    both = np.intersect1d(old.addresses(partly), new.addresses(partly), assume_unique=True)
-    tables = []
-    for version in (old, new):
-        rows = version.rows([id for id in version.state.fragments if id not in whole], columns, both)
-        if len(repeated(rows.select(list(key)))):
-            raise Corrupt(f"version {version.state.version} holds a key twice; see memwal verify --deep")
-        tables.append(rows)
-    return tables[0], tables[1], len(both) + sum(before[id].live for id in whole)

@@ -23,10 +23,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from uuid import UUID
 
 import pyarrow as pa
-from lance.file import LanceFileReader
 
 from memwal.flush.base.adoptable import unfit_reason
 from memwal.flush.base.existing_indexes import has_files
@@ -93,8 +91,7 @@ def check_index_rows(view: View) -> Iterator[Finding]:
 
 def _damage(view: View, key: str) -> str | None:
     try:
-        file = LanceFileReader(view.store.url(key), storage_options=dict(view.store.storage_options))
-        for _ in file.read_all().to_batches():
+        for _ in view.file(key).read_all().to_batches():
             pass
     except BaseException as error:
         if (reason := unreadable(error)) is None:
@@ -142,14 +139,12 @@ def check_marker(view: View) -> Iterator[Finding]:
         if region not in view.regions:
             what = f"its generation {generation} is committed, but the region has no object on storage"
             yield Finding("marker", region_prefix(region), what, "restore the region's manifests from a backup")
-        elif region not in view.base.regions and not _is_retired(view, region):
+        # A resize leaves regions sealed that the table no longer uses.
+        elif region not in view.base.regions and (
+            region not in view.manifests or view.manifests[region].status is not RegionStatus.SEALED
+        ):
             what = f"its generation {generation} is committed, but it is no region of the table"
             yield Finding("marker", region_prefix(region), what, "find the program that committed it")
-
-
-def _is_retired(view: View, region: UUID) -> bool:
-    """Return whether the region is sealed, as a resize leaves regions that the table no longer uses."""
-    return region in view.manifests and view.manifests[region].status is RegionStatus.SEALED
 
 
 def check_base_rows(view: View) -> Iterator[Finding]:

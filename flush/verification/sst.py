@@ -19,7 +19,6 @@ import lance
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from lance.file import LanceFileReader
 
 from memwal.flush.base.existing_indexes import has_files
 from memwal.flush.base.shape import column_ids
@@ -118,7 +117,7 @@ def _sidecar_parts(view: View, place: str, sst: SsTable, sizes: dict[str, int]) 
             yield Finding("sidecar", place + name, "it is missing: Lance's readers refuse the whole table", _RESTORE)
             continue
         try:
-            rows = _file(view, place + name).metadata().num_rows
+            rows = view.file(place + name).metadata().num_rows
         except BaseException as error:
             if (reason := unreadable(error)) is None:
                 raise
@@ -191,7 +190,7 @@ def _bloom_holds(view: View, place: str, keys: pa.Table) -> Iterator[Finding]:
 
 def _sidecar_sorts(view: View, place: str, keys: pa.Table) -> Iterator[Finding]:
     try:
-        data, lookup = (_file(view, place + name).read_all().to_table() for name in (_DATA, _LOOKUP))
+        data, lookup = (view.file(place + name).read_all().to_table() for name in (_DATA, _LOOKUP))
     except BaseException as error:
         if (reason := unreadable(error)) is None:
             raise
@@ -213,10 +212,6 @@ def _sidecar_sorts(view: View, place: str, keys: pa.Table) -> Iterator[Finding]:
     wrong = [name for name, column in wanted.items() if not _equal(lookup, name, column)]
     if wrong:
         yield Finding("sidecar", place + _LOOKUP, f"its {' and '.join(wrong)} do not match the pages", _RESTORE)
-
-
-def _file(view: View, key: str) -> LanceFileReader:
-    return LanceFileReader(view.store.url(key), storage_options=dict(view.store.storage_options))
 
 
 def _dataset(view: View, region: UUID, sst: SsTable) -> lance.LanceDataset:
