@@ -305,12 +305,11 @@ class SstCollector:
         if generation > needs.committed.get(self._region_id, 0):
             double = any(sst.generation == generation for sst in manifest.ssts)
             return Verdict.ABANDONED if double else Verdict.UNACCOUNTED
-        needed = generation > needs.settled(self._region_id) or self._is_tagged(generation, manifest, needs)
+        tagged = (view.get(self._region_id, 0) for view in needs.tagged)
+        needed = generation > needs.settled(self._region_id) or any(
+            below < generation <= self._published_while(below, manifest) for below in tagged
+        )
         return Verdict.NEEDED if needed else Verdict.COMMITTED
-
-    def _is_tagged(self, generation: int, manifest: RegionManifest, needs: BaseNeeds) -> bool:
-        held = (view.get(self._region_id, 0) for view in needs.tagged)
-        return any(below < generation <= self._published_while(below, manifest) for below in held)
 
     def _published_while(self, committed: int, manifest: RegionManifest) -> int:
         """Return an upper bound of the highest generation published while `committed` was the highest committed one.

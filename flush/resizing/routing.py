@@ -195,7 +195,12 @@ def _parsed(key: str, data: bytes) -> Decision:
 def _switched(base: BaseTable, store: ObjectStore, to: Decision, clock: Clock, ids: Ids) -> BaseTable:
     conflict_retries, base = ConflictRetries(base.uri, clock, _RETRIES, "run it again"), base.latest()
     while base.routing_version < to.routing:
-        operation = _of_spec(base, store, to, ids) if base.wal_format == "arrow" else _of_metadata(to)
+        if base.wal_format == "arrow":
+            operation = _of_spec(base, store, to, ids)
+        else:
+            updates: dict[str, str | None] = {ROUTING.decode(): str(to.routing), REGIONS.decode(): str(to.buckets)}
+            schema_updates = lance.LanceOperation.UpdateMap(updates=updates, replace=False)
+            operation = lance.LanceOperation.UpdateConfig(schema_metadata_updates=schema_updates)
         transaction = lance.Transaction(read_version=base.version, operation=operation)
         try:
             lance.LanceDataset.commit(
@@ -205,13 +210,6 @@ def _switched(base: BaseTable, store: ObjectStore, to: Decision, clock: Clock, i
             conflict_retries.wait_if_newer(base.dataset, error)
         base = BaseTable.open(base.uri, base.storage_options)
     return base
-
-
-def _of_metadata(to: Decision) -> Any:
-    updates: dict[str, str | None] = {ROUTING.decode(): str(to.routing), REGIONS.decode(): str(to.buckets)}
-    return lance.LanceOperation.UpdateConfig(
-        schema_metadata_updates=lance.LanceOperation.UpdateMap(updates=updates, replace=False)
-    )
 
 
 def _of_spec(base: BaseTable, store: ObjectStore, to: Decision, ids: Ids) -> Any:
