@@ -122,13 +122,10 @@ def check_succession(current: RegionManifest | None, proposed: RegionManifest) -
     if current is None:
         broken = [_first_version(proposed)]
     else:
-        broken = [said and f"({number}) {said}" for number, said in _run(current, proposed)]
+        checked = ((number, check(current, proposed)) for number, check in enumerate(CHECKS, 1))
+        broken = [said and f"({number}) {said}" for number, said in checked]
     if said := "; ".join(filter(None, broken)):
         raise InvariantViolation(f"region {proposed.region_id}, manifest version {proposed.version}: {said}")
-
-
-def _run(current: RegionManifest, proposed: RegionManifest) -> list[tuple[int, str | None]]:
-    return [(number, check(current, proposed)) for number, check in enumerate(CHECKS, 1)]
 
 
 def _first_version(proposed: RegionManifest) -> str | None:

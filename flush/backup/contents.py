@@ -95,14 +95,16 @@ def _of_log(base: BaseTable, region: RegionMoment, store: ObjectStore) -> Iterat
     if not region.tip:
         return
     reader = EntryReader(store, region.region, base.codec, log_id=region.manifest.log_id)
-    newest, name = _newest_map(reader, region.tip, region.manifest.replay_after)
-    first = min(region.manifest.replay_after + 1, newest or region.tip, region.tip)
+    newest, header = reader.newest_map(region.tip)
+    if header is None and newest > region.manifest.replay_after:
+        raise Vanished(reader.key(newest))
+    first = min(region.manifest.replay_after + 1, region.tip if header is None else newest)
     for position in (*_fence(reader, entries, first), *range(first, region.tip + 1)):
         if position not in entries:
             raise Vanished(reader.key(position))
         yield Piece(entries[position].key, entries[position].size)
-    if name:
-        key = snapshot_key(region.region, name)
+    if header is not None and header.snapshot:
+        key = snapshot_key(region.region, header.snapshot)
         if (data := store.get(key)) is None:
             raise Vanished(key)
         yield Piece.of(key, data)
@@ -115,22 +117,6 @@ def _entries(base: BaseTable, region: UUID, store: ObjectStore) -> Mapping[int, 
         if parsed is not None and parsed.suffix == base.codec.suffix:
             found[parsed.position] = info
     return found
-
-
-def _newest_map(reader: EntryReader, tip: int, after: int) -> tuple[int, str]:
-    """Return the position of the newest entry with the applied map, and the snapshot that it names.
-
-    Returns 0 and "" if no entry has a map. The search ends like that of a claim (`wal.replay.newest_applied`).
-    """
-    for position in range(tip, 0, -1):
-        header = reader.header(position)
-        if header is None and position > after:
-            raise Vanished(reader.key(position))
-        if header is None:
-            break
-        if header.applied is not None:
-            return position, header.snapshot
-    return 0, ""
 
 
 def _fence(reader: EntryReader, entries: Iterable[int], first: int) -> Sequence[int]:

@@ -45,7 +45,6 @@ from uuid import UUID
 from memwal.flush.base.table import BaseTable
 from memwal.flush.commits.plan import StoredPlan, plans_above
 from memwal.flush.errors import BackupOvertaken, InvalidBackup
-from memwal.flush.parallel_map import AT_ONCE, each
 from memwal.wal import (
     ManifestStore,
     ObjectStore,
@@ -58,6 +57,7 @@ from memwal.wal import (
 )
 from memwal.wal.applied import PREFIX
 from memwal.wal.entry_reader import EntryReader
+from memwal.wal.parallel_map import AT_ONCE, each
 from memwal.wal.replay import newest_applied
 
 CAPTURES = 20

@@ -22,6 +22,7 @@ import pyarrow as pa
 from memwal.flush.base.row_hash import Hashes, row_hashes
 from memwal.flush.errors import UnsupportedTable
 from memwal.memtable import InvalidRows, unsupported
+from memwal.wal.codec.lance_arrays import has_struct
 
 _HELD = 1 << 23
 """Hashes in memory at once: 64 MiB, and the same again to sort them."""
@@ -56,7 +57,7 @@ def unfit_for_files(schema: pa.Schema, version: str) -> str | None:
     A delete is a row of nulls, so every struct may be null.
     """
     for field in schema:
-        if version == "2.0" and _has_struct(field.type):
+        if version == "2.0" and has_struct(field.type):
             return (
                 f"column {field.name!r} has the type {field.type}, and files of the format 2.0 hold no null structs, "
                 "which a delete needs"
@@ -65,7 +66,9 @@ def unfit_for_files(schema: pa.Schema, version: str) -> str | None:
 
 
 def _unfit_column(field: pa.Field, version: str) -> str | None:
-    if _BLOB in (field.metadata or {}) or _is_blob(field.type):
+    kind = field.type
+    is_blob = isinstance(kind, pa.BaseExtensionType) and kind.extension_name.startswith("lance.blob")
+    if _BLOB in (field.metadata or {}) or is_blob:
         return f"column {field.name!r} is a blob column, and scans do not return the bytes of those: {_COPY}"
     if (reason := unsupported(field)) is not None:
         return reason
@@ -139,13 +142,3 @@ def _hash(keys: pa.RecordBatch) -> Hashes:
 def _repeated(hashes: Hashes) -> Hashes:
     hashes.sort()
     return np.unique(hashes[1:][hashes[1:] == hashes[:-1]])
-
-
-def _is_blob(kind: pa.DataType) -> bool:
-    return isinstance(kind, pa.BaseExtensionType) and kind.extension_name.startswith("lance.blob")
-
-
-def _has_struct(kind: pa.DataType) -> bool:
-    if isinstance(kind, pa.BaseExtensionType):
-        return _has_struct(kind.storage_type)
-    return bool(pa.types.is_struct(kind)) or any(_has_struct(kind.field(n).type) for n in range(kind.num_fields))

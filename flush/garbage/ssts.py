@@ -68,9 +68,9 @@ from memwal.flush.base.existing_indexes import is_behind
 from memwal.flush.base.manifest import compacted_generations, indexed_generations
 from memwal.flush.base.table import BaseTable
 from memwal.flush.base.version_files import stored_versions, tagged_versions
-from memwal.flush.parallel_map import each
 from memwal.wal import Clock, Corrupt, ManifestStore, ObjectInfo, ObjectStore, RegionManifest, WalOptions
 from memwal.wal.layout import parse_sst_dir, region_prefix, sst_key
+from memwal.wal.parallel_map import each
 
 _LISTINGS = 3
 """Attempts to read a version before it is cleaned up; two in a row fail only if two clean-ups follow within

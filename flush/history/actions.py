@@ -29,8 +29,8 @@ from memwal.flush.base.state import TableState, read_state, versions
 from memwal.flush.base.swap import BARRIER
 from memwal.flush.base.ttl import EXPIRED
 from memwal.flush.commits.load_notes import ended_id, is_ended, is_load
-from memwal.flush.parallel_map import each
 from memwal.wal import Corrupt, ObjectStore
+from memwal.wal.parallel_map import each
 
 _READERS = 8
 _LANCES_OWN = "__lance_"

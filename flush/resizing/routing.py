@@ -44,7 +44,7 @@ from lance.bitmap import Bitmap
 from lance.dataset import Index
 
 from memwal.flush.base.fsync import sync_table
-from memwal.flush.base.manifest import MEM_WAL_INDEX, MessageFields, highest, mem_wal_details, message_classes
+from memwal.flush.base.manifest import MEM_WAL_INDEX, highest, mem_wal_details
 from memwal.flush.base.setup import REGIONS, ROUTING
 from memwal.flush.base.sharding import bucket_regions
 from memwal.flush.base.state import read_state
@@ -52,7 +52,6 @@ from memwal.flush.base.swap import ConflictRetries
 from memwal.flush.base.table import BaseTable
 from memwal.flush.commits.append_pass import mark
 from memwal.flush.commits.load_notes import loads_in
-from memwal.flush.parallel_map import AT_ONCE, each
 from memwal.wal import (
     Clock,
     Corrupt,
@@ -71,6 +70,8 @@ from memwal.wal import (
 from memwal.wal.applied import AppliedMap, Snapshot, decoded_hashes, encoded_hashes
 from memwal.wal.layout import parse_rev, region_prefix, rev
 from memwal.wal.panics import panics_as_errors
+from memwal.wal.parallel_map import AT_ONCE, each
+from memwal.wal.region_manifest import MessageFields, message_classes
 from memwal.wal.slot import put_until_known
 
 _Field = descriptor_pb2.FieldDescriptorProto

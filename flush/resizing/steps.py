@@ -50,7 +50,6 @@ from memwal.flush.base.sharding import bucket_regions
 from memwal.flush.base.table import BaseTable
 from memwal.flush.commits.committer import MEMORY_MAX, commit
 from memwal.flush.errors import CommitConflict, InvalidResize
-from memwal.flush.parallel_map import AT_ONCE, Budget, each
 from memwal.flush.resizing.applied_maps import initial_map
 from memwal.flush.resizing.routing import Decision, decide, finish
 from memwal.flush.sst.files import SstFormat
@@ -75,6 +74,7 @@ from memwal.wal import (
 )
 from memwal.wal.applied import AppliedMap
 from memwal.wal.layout import UNSHARDED_REGION, parse_entry_key, wal_prefix
+from memwal.wal.parallel_map import AT_ONCE, Budget, each
 
 BUCKETS_MAX = 4096
 Step = Callable[[str], None]

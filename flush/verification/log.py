@@ -21,13 +21,13 @@ from itertools import pairwise
 from uuid import UUID
 
 from memwal.flush.commits.plan import agreed, parse_plan_key, plan_key, plan_prefix
-from memwal.flush.parallel_map import each
 from memwal.flush.verification.finding import Finding, View, missing_text, spans
 from memwal.wal import Corrupt, EntryHeader, InvariantViolation, ManifestStore, RegionManifest, check_succession
 from memwal.wal.entry_reader import EntryReader
 from memwal.wal.layout import entry_key, manifest_key, manifest_prefix, parse_entry_key, parse_manifest_key
 from memwal.wal.layout import wal_prefix as wal_keys
 from memwal.wal.manifest_garbage import pruned_below
+from memwal.wal.parallel_map import each
 
 _READERS = 8
 _NEWEST = 1000
