@@ -27,14 +27,13 @@ from lance.file import LanceFileSession
 
 from memwal.flush.backup.contents import Piece, Vanished
 from memwal.flush.backup.record import Copied
-from memwal.flush.base.fsync import sync_path
 from memwal.flush.errors import InvalidBackup
 from memwal.wal import Clock, Corrupt, Ids, ObjectStore, WalOptions
 from memwal.wal.panics import panics_as_errors
 from memwal.wal.parallel_map import each
 from memwal.wal.retries import with_retried_reads
 from memwal.wal.slot import put_until_known
-from memwal.wal.store.local import TEMPORARY
+from memwal.wal.store.local import TEMPORARY, sync_path
 
 WHOLE_MAX = 8 << 20
 """Bytes of the largest object that is read whole."""

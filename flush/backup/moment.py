@@ -36,6 +36,7 @@ and the earlier one not, if both were made during the capture.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -55,7 +56,7 @@ from memwal.wal import (
     regions,
     tail_end,
 )
-from memwal.wal.applied import PREFIX
+from memwal.wal.applied import names_of
 from memwal.wal.entry_reader import EntryReader
 from memwal.wal.parallel_map import AT_ONCE, each
 from memwal.wal.replay import newest_applied
@@ -102,9 +103,8 @@ def capture(begun: BaseTable, store: ObjectStore, options: WalOptions) -> Moment
             begun = begun.latest()
             looks = [look for look in each(partial(_look, begun, store, options), regions(store), at_once) if look]
             frontier: dict[str, int] = {}
-            for name, sequence in ((name, at) for _, applied in looks for name, at in applied.items()):
-                if not name.startswith(PREFIX):
-                    frontier[name] = max(sequence, frontier.get(name, sequence))
+            for _, applied in looks:
+                frontier |= {name: max(applied[name], frontier.get(name, applied[name])) for name in names_of(applied)}
             ends = list(each(partial(_end, begun, store, options, frontier), (found for found, _ in looks), at_once))
             base = newest_base(begun)
             # The base was opened before its plans are read: a commit pass in the base had its plan by then, and a plan
@@ -145,18 +145,17 @@ def _end(
 ) -> RegionMoment:
     """Run step 2 for one region, by bisection: applied maps only grow along the log. Raises Overtaken after a claim."""
     reader = _reader(base, store, look.manifest)
-    low, high = look.tip, tail_end(store, look.region, base.codec.suffix, look.tip, options=options)
-    while low < high:
-        middle = (low + high + 1) // 2
-        applied = newest_applied(reader, middle, look.manifest.replay_after)
-        if any(sequence > frontier.get(name, -2) for name, sequence in applied.items() if not name.startswith(PREFIX)):
-            high = middle - 1
-        else:
-            low = middle
-    header = reader.header(low) if low else None
+
+    def is_passed(position: int) -> bool:
+        applied = newest_applied(reader, position, look.manifest.replay_after)
+        return any(applied[name] > frontier.get(name, -2) for name in names_of(applied))
+
+    end = tail_end(store, look.region, base.codec.suffix, look.tip, options=options)
+    tip = look.tip + bisect_left(range(look.tip + 1, end + 1), True, key=is_passed)
+    header = reader.header(tip) if tip else None
     if header is not None and header.writer_epoch > look.manifest.writer_epoch:  # epochs only grow along the log
-        raise Overtaken(look.region, low, look.manifest.replay_after, look.manifest.current_generation)
-    return replace(look, tip=low)
+        raise Overtaken(look.region, tip, look.manifest.replay_after, look.manifest.current_generation)
+    return replace(look, tip=tip)
 
 
 def _reader(base: BaseTable, store: ObjectStore, manifest: RegionManifest) -> EntryReader:

@@ -19,7 +19,8 @@ import lance
 import numpy as np
 import pyarrow as pa
 
-from memwal.flush.base.row_hash import Hashes, row_hashes
+from memwal.flush.base.row_hash import row_hashes
+from memwal.flush.base.siphash import Hashes
 from memwal.flush.errors import UnsupportedTable
 from memwal.memtable import InvalidRows, unsupported
 from memwal.wal.codec.lance_arrays import has_struct

@@ -135,7 +135,13 @@ def renumber_fields(store: ObjectStore, directory: str, ids: Sequence[int]) -> N
     """
     key, data = manifest_file(store, f"{directory}/", 1)
     with named_errors(key):
-        renumbered = _renumbered(data, ids)
+        position, manifest = _manifest(data)
+        new = dict(zip((field.id for field in manifest.fields), ids, strict=True))
+        for field in manifest.fields:
+            field.id, field.parent_id = new[field.id], new.get(field.parent_id, field.parent_id)
+        for file in (file for fragment in manifest.fragments for file in fragment.files):
+            file.fields[:] = [new[id] for id in file.fields]
+        renumbered = with_manifest(data, position, manifest)
     if renumbered != data:
         store.put(key, renumbered)
 
@@ -173,16 +179,6 @@ def named_errors(key: str) -> Iterator[None]:
         yield
     except (DecodeError, ValueError, KeyError, struct.error) as error:
         raise Corrupt(f"{key}: cannot be parsed as a Lance table manifest: {error}") from error
-
-
-def _renumbered(data: bytes, ids: Sequence[int]) -> bytes:
-    position, manifest = _manifest(data)
-    new = dict(zip((field.id for field in manifest.fields), ids, strict=True))
-    for field in manifest.fields:
-        field.id, field.parent_id = new[field.id], new.get(field.parent_id, field.parent_id)
-    for file in (file for fragment in manifest.fragments for file in fragment.files):
-        file.fields[:] = [new[id] for id in file.fields]
-    return with_manifest(data, position, manifest)
 
 
 def with_manifest(data: bytes, position: int, manifest: Any) -> bytes:

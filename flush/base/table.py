@@ -348,7 +348,11 @@ def _view(uri: str, dataset: lance.LanceDataset, store: ObjectStore) -> BaseTabl
     routed_ids = setup.routed_ids or setup.append_ids
     complete_columns = set(routed_ids) <= set(columns.values())
     present = complete_columns and (bool(key) or setup.append_by is not None)
-    _expect_routed_columns(uri, dataset, setup, present=present)
+    if not present and setup.append_by != ():  # (): all columns route rows
+        raise UnsupportedTable(
+            f"{uri}: its {'key' if setup.append_by is None else 'regions.by'} columns are missing in version "
+            f"{dataset.version}; restore a version that has them"
+        )
     rules = setup.rules._replace(version=_version_column(uri, dataset, setup.version_id))
     regions, version = bucket_regions(setup.buckets), setup.routing
     if setup.wal_format == "arrow":
@@ -387,15 +391,6 @@ def _remedy(column: tuple[str, str], version: int) -> str:
         f"{reason}; memwal cannot hold it since version {version} or an earlier one: drop it with "
         f"LanceDataset.drop_columns([{name!r}]), or restore a version without it"
     )
-
-
-def _expect_routed_columns(uri: str, dataset: lance.LanceDataset, setup: Setup, *, present: bool) -> None:
-    """Reject a version without the columns that route rows, unless all columns route them, ()."""
-    if not present and setup.append_by != ():
-        raise UnsupportedTable(
-            f"{uri}: its {'key' if setup.append_by is None else 'regions.by'} columns are missing in version "
-            f"{dataset.version}; restore a version that has them"
-        )
 
 
 def _version_column(uri: str, dataset: lance.LanceDataset, version_id: int | None) -> str:

@@ -125,11 +125,8 @@ def _units(kind: pa.DataType, microseconds: int) -> int:
     """Return `microseconds` since 1970 in the unit of `kind`, rounded up."""
     if pa.types.is_date32(kind):
         return -(-microseconds // _MICROSECONDS_PER_DAY)
-    return -(-microseconds * _per_second(kind) // 10**6)
-
-
-def _per_second(kind: pa.DataType) -> int:
-    return 10**3 if pa.types.is_date(kind) else _PER_SECOND[kind.unit]
+    per_second = 10**3 if pa.types.is_date(kind) else _PER_SECOND[kind.unit]
+    return -(-microseconds * per_second // 10**6)
 
 
 def _lance_type(kind: pa.DataType) -> str:

@@ -99,9 +99,9 @@ TEMPORARY = ".memwal-put-"
 _MOST_DIRECTORIES = 64
 
 
-def sync_directory(path: Path) -> None:
-    """Make the names in the directory `path` durable. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+def sync_path(path: Path) -> None:
+    """Fsync one file, or the names in one directory. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -120,7 +120,7 @@ def sync_names(path: Path) -> None:
         if above.stat().st_dev != device:
             return
         with suppress(PermissionError):
-            sync_directory(above)
+            sync_path(above)
 
 
 def _identity(path: str) -> tuple[int, int]:
@@ -414,7 +414,7 @@ class LocalStore:
         for name in filter(None, folder.split("/")):
             parent, path = path, path / name
             path.mkdir(exist_ok=True)
-            sync_directory(parent)
+            sync_path(parent)
 
     def _evict(self) -> None:
         """Close the least recently used directory, but never one whose sync failed: that must be remembered."""
