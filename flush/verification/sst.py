@@ -23,11 +23,12 @@ import pyarrow.compute as pc
 from memwal.flush.base.existing_indexes import has_files
 from memwal.flush.base.shape import column_ids
 from memwal.flush.commits.plan import restored_generations
-from memwal.flush.history.diff import Mask, repeated
+from memwal.flush.history.diff import repeated
 from memwal.flush.sst.bloom import BLOOM_NAME, contains
 from memwal.flush.sst.key_encoding import one_array, sort_form
 from memwal.flush.sst.key_sidecar import PAGE_ROWS, SIDECAR_DIR
 from memwal.flush.verification.finding import Finding, View, missing_text, spans, unreadable
+from memwal.memtable.arrays import Mask
 from memwal.wal import RegionStatus, SsTable
 from memwal.wal.codec.columns import field_ids, sources
 from memwal.wal.layout import manifest_prefix, sst_key
