@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice, takewhile
 from uuid import UUID
@@ -92,8 +92,12 @@ class ManifestCollector:
         below = (found[version] for version in sorted(found) if version < floor)
         since = self._clock.now() - min_age  # no version is deleted before an older one
         gone = [*islice(takewhile(lambda info: info.modified <= since, below), _MOST)]
-        if not dry_run and gone and not self._prune(gone, newest, floor):
+        if not dry_run and gone and not self._manifests.write_hint(newest):
             gone = []
+        elif not dry_run and gone:
+            self._store.put(pruned_key(self._region_id), json.dumps({"floor": floor}).encode())
+            for each in gone:
+                self._store.delete(each.key)
         return ManifestGarbage(
             self._region_id, len(gone), sum(each.size for each in gone), len(found) - len(gone), dry_run
         )
@@ -114,14 +118,6 @@ class ManifestCollector:
         low = lowest_kept(found, newest.version)
         high = max(newest.version - self._kept + 1, low)
         return low + bisect_left(range(low, high), True, key=is_needed)
-
-    def _prune(self, gone: Sequence[ObjectInfo], newest: RegionManifest, floor: int) -> bool:
-        if not self._manifests.write_hint(newest):
-            return False
-        self._store.put(pruned_key(self._region_id), json.dumps({"floor": floor}).encode())
-        for each in gone:
-            self._store.delete(each.key)
-        return True
 
 
 def pruned_below(store: ObjectStore, region_id: UUID) -> int:

@@ -59,15 +59,15 @@ LOG_ID_FIELD = 50005
 """A memwal field: the edit id of version 1. Every later version and every entry of the region's log carries it."""
 
 
+_OPTIONAL = ("in_memory_bytes", "physical_rows", "primary_key_bytes")
+"""Fields 3 to 5 of an SsTable."""
 MessageFields = Mapping[str, tuple[tuple[int, str, int | str], ...]]
 _FIELDS: MessageFields = {
     "UUID": ((1, "uuid", _Field.TYPE_BYTES),),
     "SsTable": (
         (1, "generation", _U64),
         (2, "path", _STRING),
-        (3, "in_memory_bytes", "optional u64"),
-        (4, "physical_rows", "optional u64"),
-        (5, "primary_key_bytes", "optional u64"),
+        *((number, name, "optional u64") for number, name in enumerate(_OPTIONAL, 3)),
     ),
     "ShardManifest": (
         (1, "version", _U64),
@@ -259,24 +259,15 @@ def _sst_message(sst: SsTable) -> Any:
     message.ParseFromString(sst.foreign)
     message.generation = sst.generation
     message.path = sst.path
-    for name in ("in_memory_bytes", "physical_rows", "primary_key_bytes"):
+    for name in _OPTIONAL:
         if (value := getattr(sst, name)) is not None:
             setattr(message, name, value)
     return message
 
 
 def _sst_from(message: Any) -> SsTable:
-    def optional(name: str) -> int | None:
-        return getattr(message, name) if message.HasField(name) else None
-
-    return SsTable(
-        generation=message.generation,
-        path=message.path,
-        in_memory_bytes=optional("in_memory_bytes"),
-        physical_rows=optional("physical_rows"),
-        primary_key_bytes=optional("primary_key_bytes"),
-        foreign=_foreign(message),
-    )
+    recorded = {name: getattr(message, name) for name in _OPTIONAL if message.HasField(name)}
+    return SsTable(message.generation, message.path, **recorded, foreign=_foreign(message))
 
 
 def _foreign(message: Any) -> bytes:

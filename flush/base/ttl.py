@@ -75,7 +75,11 @@ class Expiry:
     @staticmethod
     def at(ttl: Ttl, kind: pa.DataType, now: float) -> Expiry:
         """Return what has expired at `now`, Unix time in seconds, by a column of the type `kind`."""
-        return Expiry(ttl.column, kind, _units(kind, round(now * 1e6) - round(ttl.seconds * 1e6)))
+        microseconds = round(now * 1e6) - round(ttl.seconds * 1e6)
+        if pa.types.is_date32(kind):
+            return Expiry(ttl.column, kind, -(-microseconds // _MICROSECONDS_PER_DAY))
+        per_second = 10**3 if pa.types.is_date(kind) else _PER_SECOND[kind.unit]
+        return Expiry(ttl.column, kind, -(-microseconds * per_second // 10**6))  # rounded up
 
     @property
     def live(self) -> str:
@@ -119,14 +123,6 @@ class Expiry:
 def integers(values: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return the values of a time column as integers in its unit."""
     return values.cast(pa.int32() if pa.types.is_date32(values.type) else pa.int64())
-
-
-def _units(kind: pa.DataType, microseconds: int) -> int:
-    """Return `microseconds` since 1970 in the unit of `kind`, rounded up."""
-    if pa.types.is_date32(kind):
-        return -(-microseconds // _MICROSECONDS_PER_DAY)
-    per_second = 10**3 if pa.types.is_date(kind) else _PER_SECOND[kind.unit]
-    return -(-microseconds * per_second // 10**6)
 
 
 def _lance_type(kind: pa.DataType) -> str:

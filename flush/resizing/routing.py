@@ -145,7 +145,15 @@ def finish(
     StoreUnavailable, StoreRefused, OSError of storage. After any of them, finish again.
     """
     while (following := decided(store, base.routing_version + 1)) is not None:
-        _expect_sealed(base, store, following)
+        regions = {*base.regions, *bucket_regions(following.buckets)}
+        manifests = (ManifestStore(store, region).latest() for region in regions)
+        if found := never_sealed(base, following, (each for each in manifests if each is not None)):
+            # After the switch no process could claim these regions.
+            raise Corrupt(
+                f"{base.uri}: {routing_key(following.routing)} decides on routing version {following.routing}, but "
+                f"region {found[0].region_id} takes writes by version {found[0].spec_id}: it came with a backup that "
+                "was made beside a resize; delete this object"
+            )
         base = _switched(base, store, following, clock, ids)
     done = decided(store, base.routing_version)
     if done is not None:
@@ -166,18 +174,6 @@ def never_sealed(base: BaseTable, to: Decision, manifests: Iterable[RegionManife
     regions = {*base.regions, *bucket_regions(to.buckets)}
     older = (each for each in manifests if each.region_id in regions and each.spec_id < to.routing)
     return [each for each in older if each.status is not RegionStatus.SEALED]
-
-
-def _expect_sealed(base: BaseTable, store: ObjectStore, to: Decision) -> None:
-    """Raise Corrupt if `to` must not be carried out because no process could claim the regions after the switch."""
-    regions = {*base.regions, *bucket_regions(to.buckets)}
-    manifests = (ManifestStore(store, region).latest() for region in regions)
-    if found := never_sealed(base, to, (each for each in manifests if each is not None)):
-        raise Corrupt(
-            f"{base.uri}: {routing_key(to.routing)} decides on routing version {to.routing}, but region "
-            f"{found[0].region_id} takes writes by version {found[0].spec_id}: it came with a backup that was made "
-            "beside a resize; delete this object"
-        )
 
 
 def _parsed(key: str, data: bytes) -> Decision:

@@ -147,7 +147,13 @@ def check_rows(view: View, region: UUID, sst: SsTable) -> Iterator[Finding]:
         yield from check_keys(place, live, _RESTORE)
     yield from check_routes(view, region, place, live)
     if view.base.key:
-        yield from _bloom_holds(view, place, keys)
+        data = view.store.get(place + BLOOM_NAME)
+        if data and len(data) % 32 == 0:  # check_parts reports others
+            absent = np.flatnonzero(~contains(data, keys))
+            if len(absent):
+                example = _example(keys, int(absent[0]))
+                what = f"it excludes {len(absent):,} of {keys.num_rows:,} keys, such as {example}"
+                yield Finding("bloom", place + BLOOM_NAME, what, _RESTORE)
         yield from _sidecar_sorts(view, place, keys)
 
 
@@ -177,16 +183,6 @@ def check_routes(view: View, region: UUID, where: str, keys: pa.Table) -> Iterat
         what = f"{len(foreign):,} of {keys.num_rows:,} rows belong to another region, such as {example}"
         remedy = "stop the program that wrote them; put those rows again, and delete these"
         yield Finding("route", where, what, remedy if base.key else "stop the program that wrote them")
-
-
-def _bloom_holds(view: View, place: str, keys: pa.Table) -> Iterator[Finding]:
-    data = view.store.get(place + BLOOM_NAME)
-    if not data or len(data) % 32:
-        return  # check_parts reports it
-    absent = np.flatnonzero(~contains(data, keys))
-    if len(absent):
-        what = f"it excludes {len(absent):,} of {keys.num_rows:,} keys, such as {_example(keys, int(absent[0]))}"
-        yield Finding("bloom", place + BLOOM_NAME, what, _RESTORE)
 
 
 def _sidecar_sorts(view: View, place: str, keys: pa.Table) -> Iterator[Finding]:
