@@ -207,7 +207,16 @@ class ManifestStore:
                 f"{current.writer_epoch}, but epoch {guard.epoch} was claimed; was a backup put over the table?"
             )
         if guard.claimed is not None:
-            self._check_claimed(current, *guard.claimed)
+            version, edit_id = guard.claimed
+            claimed_by = current.claim_id
+            if not claimed_by:  # Lance's writer, which drops memwal's fields, wrote the newest version
+                claimed = self.read(version)
+                claimed_by = claimed.edit_id if claimed is not None else ""
+            if claimed_by != edit_id:
+                raise Corrupt(
+                    f"{manifest_key(self.region_id, version)}: not what this writer wrote when it claimed the region; "
+                    "the table was removed, or replaced by another, while it was in use: open the table again"
+                )
         guard.confirm(begun)
         return current
 
@@ -235,17 +244,6 @@ class ManifestStore:
         same.
         """
         return self._edit(self._newest, change)
-
-    def _check_claimed(self, current: RegionManifest, version: int, edit_id: str) -> None:
-        claimed_by = current.claim_id
-        if not claimed_by:  # Lance's writer, which drops memwal's fields, wrote the newest version
-            claimed = self.read(version)
-            claimed_by = claimed.edit_id if claimed is not None else ""
-        if claimed_by != edit_id:
-            raise Corrupt(
-                f"{manifest_key(self.region_id, version)}: not what this writer wrote when it claimed the region; "
-                "the table was removed, or replaced by another, while it was in use: open the table again"
-            )
 
     def _edit(
         self, read: Callable[[], RegionManifest], change: Change, known: RegionManifest | None = None

@@ -78,7 +78,14 @@ def pieces_of(moment: Moment, store: ObjectStore) -> list[Piece]:
     """
     logs = [piece for region in moment.regions for piece in _of_log(moment.base, region, store)]
     others = [piece for region in moment.regions for piece in _of_region(moment.base, region, store)]
-    manifests = [piece for region in moment.regions for piece in _of_manifest(moment.base, region, store)]
+    manifests = []
+    for region in moment.regions:
+        manifest = _uncommitted(moment.base, region.manifest)
+        key = manifest_key(region.region, manifest.version)
+        if (data := store.get(key)) is None:
+            raise Vanished(key)
+        # Unchanged bytes if nothing is left out: they may be Lance's, whose encoding differs.
+        manifests.append(Piece.of(key, data if manifest == region.manifest else manifest.encode()))
     # Only decisions that the base has switched to. A resize may decide on the next version after the moment. In a copy
     # whose regions were not sealed for it, that decision would be carried out without the steps before it.
     decided = ((info, parse_routing_key(info.key)) for info in store.describe(routing_prefix()))
@@ -144,16 +151,6 @@ def _of_region(base: BaseTable, region: RegionMoment, store: ObjectStore) -> Ite
             raise Vanished(place)
         yield from (Piece(info.key, info.size) for info in infos)
     yield from (Piece.of(plan.key, plan.data) for plan in region.plans)
-
-
-def _of_manifest(base: BaseTable, region: RegionMoment, store: ObjectStore) -> Iterator[Piece]:
-    manifest = _uncommitted(base, region.manifest)
-    key = manifest_key(region.region, manifest.version)
-    data = store.get(key)
-    if data is None:
-        raise Vanished(key)
-    # Unchanged bytes if nothing is left out: they may be Lance's, whose encoding differs.
-    yield Piece.of(key, data if manifest == region.manifest else manifest.encode())
 
 
 def _uncommitted(base: BaseTable, manifest: RegionManifest) -> RegionManifest:

@@ -159,7 +159,17 @@ class Copier:
             if self.run.dest.remote:
                 self._session(self.run.dest).upload_file(path, piece.key)
             else:
-                _copy_file(path, Path(self.run.dest.url(piece.key)), f"{TEMPORARY}{os.getpid()}-{self.run.ids.token()}")
+                to = Path(self.run.dest.url(piece.key))
+                to.parent.mkdir(parents=True, exist_ok=True)
+                written = to.parent / f"{TEMPORARY}{os.getpid()}-{self.run.ids.token()}"
+                try:
+                    shutil.copyfile(path, written)
+                    sync_path(written)
+                    written.replace(to)  # the name appears when all bytes are on disk
+                except BaseException:
+                    with suppress(OSError):  # the first error is more useful
+                        written.unlink()
+                    raise
         return Copied(piece.key, size, sha256)
 
     @contextmanager
@@ -182,20 +192,6 @@ class Copier:
 
     def _session(self, store: ObjectStore) -> LanceFileSession:
         return LanceFileSession(store.url(""), dict(store.storage_options))
-
-
-def _copy_file(path: Path, to: Path, temporary: str) -> None:
-    """Copy a file; its name appears when all its bytes are on disk."""
-    to.parent.mkdir(parents=True, exist_ok=True)
-    written = to.parent / temporary
-    try:
-        shutil.copyfile(path, written)
-        sync_path(written)
-        written.replace(to)
-    except BaseException:
-        with suppress(OSError):  # the first error is more useful
-            written.unlink()
-        raise
 
 
 def sha256_of(data: bytes) -> str:

@@ -37,7 +37,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
 
 import lance
 
@@ -60,6 +59,8 @@ MOMENTS = 10
 TAGS_KEPT = 7 * 86_400.0
 """Seconds. Longer than any backup takes."""
 _TAG = re.compile(r"memwal-backup-(?P<time>[0-9]{8}T[0-9]{6}Z)-[0-9a-f]{8}")
+_QUERY = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+"""Names of producers that may be streaming queries of Spark, whose ids are UUIDs."""
 _TIME = "%Y%m%dT%H%M%SZ"
 _TRIES = 3
 """Attempts to create or delete a tag."""
@@ -127,7 +128,7 @@ def _finish(run: BackupRun, moment: Moment, unique: str, began: float, captured:
         captured=captured,
         finished=run.clock.now(),
         regions={str(each.region): _described(moment, each) for each in moment.regions},
-        queries={name: number for name, number in moment.frontier.items() if _is_query(name)},
+        queries={name: number for name, number in moment.frontier.items() if _QUERY.fullmatch(name)},
         objects=tuple(objects),
     )
     _expect_ours(run, unique)
@@ -252,11 +253,3 @@ def _described(moment: Moment, each: RegionMoment) -> CopiedRegion:
         committed=committed,
         ssts=sum(sst.generation > committed for sst in manifest.ssts),
     )
-
-
-def _is_query(name: str) -> bool:
-    """Return whether a producer may be a streaming query of Spark, whose ids are UUIDs."""
-    try:
-        return str(UUID(name)) == name
-    except ValueError:
-        return False

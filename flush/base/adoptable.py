@@ -48,8 +48,19 @@ def unsupported_columns(dataset: lance.LanceDataset) -> dict[str, str]:
 
     Another program, or an older memwal, may have added them.
     """
-    reasons = ((field.name, _unfit_column(field, dataset.data_storage_version)) for field in dataset.schema)
-    return {name: reason for name, reason in reasons if reason is not None}
+    reasons = {}
+    for field in dataset.schema:
+        kind = field.type
+        is_blob = isinstance(kind, pa.BaseExtensionType) and kind.extension_name.startswith("lance.blob")
+        if is_blob or _BLOB in (field.metadata or {}):
+            reasons[field.name] = (
+                f"column {field.name!r} is a blob column, and scans do not return the bytes of those: {_COPY}"
+            )
+        elif (reason := unsupported(field)) is not None:
+            reasons[field.name] = reason
+        elif (reason := unfit_for_files(pa.schema([field]), dataset.data_storage_version)) is not None:
+            reasons[field.name] = f"{reason}: {_COPY}"
+    return reasons
 
 
 def unfit_for_files(schema: pa.Schema, version: str) -> str | None:
@@ -64,17 +75,6 @@ def unfit_for_files(schema: pa.Schema, version: str) -> str | None:
                 "which a delete needs"
             )
     return None
-
-
-def _unfit_column(field: pa.Field, version: str) -> str | None:
-    kind = field.type
-    is_blob = isinstance(kind, pa.BaseExtensionType) and kind.extension_name.startswith("lance.blob")
-    if _BLOB in (field.metadata or {}) or is_blob:
-        return f"column {field.name!r} is a blob column, and scans do not return the bytes of those: {_COPY}"
-    if (reason := unsupported(field)) is not None:
-        return reason
-    reason = unfit_for_files(pa.schema([field]), version)
-    return None if reason is None else f"{reason}: {_COPY}"
 
 
 def expect_fit(uri: str, dataset: lance.LanceDataset) -> None:

@@ -117,16 +117,13 @@ class Expiry:
 
     @property
     def _bound(self) -> str:
-        return f"arrow_cast({self.least}, '{_lance_type(self.kind)}')"
+        kind = self.kind
+        if pa.types.is_date(kind):
+            return f"arrow_cast({self.least}, '{'Date32' if pa.types.is_date32(kind) else 'Date64'}')"
+        zone = "None" if kind.tz is None else f'Some("{kind.tz}")'
+        return f"arrow_cast({self.least}, 'Timestamp({_UNITS[kind.unit]}, {zone})')"
 
 
 def integers(values: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return the values of a time column as integers in its unit."""
     return values.cast(pa.int32() if pa.types.is_date32(values.type) else pa.int64())
-
-
-def _lance_type(kind: pa.DataType) -> str:
-    if pa.types.is_date(kind):
-        return "Date32" if pa.types.is_date32(kind) else "Date64"
-    zone = "None" if kind.tz is None else f'Some("{kind.tz}")'
-    return f"Timestamp({_UNITS[kind.unit]}, {zone})"

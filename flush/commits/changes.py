@@ -142,7 +142,17 @@ def newest_per_key(generations: Sequence[pa.Table], key: Sequence[str]) -> list[
     if not generations:
         return []
     rows = pa.concat_tables([table.select([*key, TOMBSTONE]) for table in generations])
-    newest = _last_of_each(rows.select(list(key)))
+    newest = np.zeros(rows.num_rows, dtype=bool)  # the last row of each distinct key
+    if rows.num_rows:
+        # A code per row, equal for equal keys. Arrow's hash of one column takes a third of the time of its `group_by`.
+        # Further columns are added one by one, and the codes are renumbered each time, so that they stay below rows
+        # squared.
+        (codes, count), *others = (_codes(rows.column(name)) for name in key)
+        for column_codes, width in others:
+            codes, count = _codes(pa.chunked_array([pa.array(codes * width + column_codes)]))
+        last = np.empty(count, dtype=np.int64)
+        last[codes] = np.arange(rows.num_rows)  # of several rows with one code NumPy keeps the last
+        newest[last] = True
     tombstone = rows.column(TOMBSTONE).to_numpy().astype(bool)
     bounds = np.cumsum([table.num_rows for table in generations])[:-1]
     deletes = np.split(newest & tombstone, bounds)
@@ -154,22 +164,6 @@ def all_newest(generation: pa.Table) -> Newest:
     """Return `newest_per_key` of one table that holds every key once, without reading its keys."""
     tombstone = generation.column(TOMBSTONE).to_numpy().astype(bool)
     return Newest(tombstone, ~tombstone)
-
-
-def _last_of_each(keys: pa.Table) -> Mask:
-    """Return a mask that is True at the last row of each distinct key."""
-    mask = np.zeros(keys.num_rows, dtype=bool)
-    if keys.num_rows:
-        # A code per row, equal for equal keys. Arrow's hash of one column takes a third of the time of its `group_by`.
-        # Further columns are added one by one, and the codes are renumbered each time, so that they stay below rows
-        # squared.
-        (codes, count), *others = (_codes(column) for column in keys.columns)
-        for column_codes, width in others:
-            codes, count = _codes(pa.chunked_array([pa.array(codes * width + column_codes)]))
-        last = np.empty(count, dtype=np.int64)
-        last[codes] = np.arange(keys.num_rows)  # of several rows with one code NumPy keeps the last
-        mask[last] = True
-    return mask
 
 
 def _codes(column: pa.ChunkedArray) -> tuple[Codes, int]:

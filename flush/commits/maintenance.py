@@ -227,7 +227,9 @@ def _to_delete(
     if len(recent) == len(present):
         return []
     # Version numbers ascend with time, and no later version lacks the MemWAL index.
-    first = bisect_left(present, True, key=lambda each: _is_set_up(dataset, each.version))
+    first = bisect_left(
+        present, True, key=lambda each: dataset.checkout_version(each.version).mem_wal_index_details() is not None
+    )
     protected = {each.version for each in present[:first]} | tagged_versions(dataset)
     if changes_since is not None:
         # A reader of changes also needs the version before the one that was the newest then, to detect that the latter
@@ -253,10 +255,6 @@ def _raise_barrier(store: ObjectStore, dataset: lance.LanceDataset) -> None:
             if attempt == _BARRIERS or dataset.latest_version == dataset.version:
                 raise
     dataset.checkout_latest()  # type: ignore[no-untyped-call]
-
-
-def _is_set_up(dataset: lance.LanceDataset, version: int) -> bool:
-    return dataset.checkout_version(version).mem_wal_index_details() is not None
 
 
 def _same_segments(dataset: lance.LanceDataset, fragments: Mapping[int, object]) -> Iterable[Sequence[int]]:

@@ -102,7 +102,12 @@ def change(before: TableState | None, after: TableState, following: TableState |
     if before is None:
         columns = [name for name, _ in after.columns.values()]
         return Change(after, (Action("create", {"columns": columns, "rows": after.rows}),))
-    actions = tuple(action for step in _STEPS for action in step(before, after)) or (_no_change(after),)
+    actions = tuple(action for step in _STEPS for action in step(before, after))
+    if not actions and after.transaction is not None and after.transaction.message == BARRIER:
+        actions = (Action("barrier"),)
+    elif not actions:  # an empty pass, reserved fragment numbers
+        operation = _operation(after)
+        actions = (Action("reserve" if operation == "reserve_fragments" else "other", {"operation": operation}),)
     completed = following is not None and _is_deletes_pass(actions, after, following)
     return Change(after, actions, following.version if completed and following is not None else None)
 
@@ -226,14 +231,6 @@ def _mem_wal(before: TableState, after: TableState) -> Iterator[Action]:
         yield Action("ingestion", {"state": "set up"})
     if MEM_WAL_INDEX in before.indexes and MEM_WAL_INDEX not in after.indexes:
         yield Action("ingestion", {"state": "removed"})
-
-
-def _no_change(after: TableState) -> Action:
-    """Return the action of a version that no step reports: a barrier, an empty pass, reserved fragment numbers."""
-    if after.transaction is not None and after.transaction.message == BARRIER:
-        return Action("barrier")
-    operation = _operation(after)
-    return Action("reserve" if operation == "reserve_fragments" else "other", {"operation": operation})
 
 
 _STEPS: tuple[Callable[[TableState, TableState], Iterator[Action]], ...] = (
