@@ -143,15 +143,16 @@ class EntryReader:
 
     def _each_ahead(self, positions: Iterable[int]) -> Generator[Entry | None, None, None]:
         ahead: deque[Future[Entry | None]] = deque()
-        largest = 0
+        largest, most = 0, self._readers
         with ThreadPoolExecutor(self._readers, "wal-reader") as pool:
             try:
                 for position in positions:
                     ahead.append(pool.submit(self.read, position))
-                    most = min(self._readers * _AHEAD_PER_READER, _BYTES_AHEAD // largest) if largest else self._readers
-                    while len(ahead) >= max(1, most):
+                    while len(ahead) >= most:
                         entry = ahead.popleft().result()
                         largest = max(largest, entry.rows.nbytes if entry else 0)
+                        if largest:
+                            most = max(1, min(self._readers * _AHEAD_PER_READER, _BYTES_AHEAD // largest))
                         yield entry
                 while ahead:
                     yield ahead.popleft().result()
