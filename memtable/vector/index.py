@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memwal.memtable.arrays import GrowableArray, Mask, Positions, Scores, Vectors, best
+from memwal.memtable.errors import InvalidRows
 from memwal.memtable.index_spec import TRAIN_ROWS, IndexSpec
 from memwal.memtable.threads import faiss_single_thread, uninterrupted
 from memwal.memtable.vector.column import VectorBatch, query_vector
@@ -81,7 +82,11 @@ class VectorIndex:
         self._vectors = GrowableArray(np.float32, width)
         self._indexed = GrowableArray(np.bool_)
         self._stepping = threading.Lock()
-        self._model = None if model is None else model.checked(self.column, width)
+        if model is not None and (problem := model.problem(width)):
+            raise InvalidRows(
+                f"the model for column {self.column!r} {problem}: train one, or open without", column=self.column
+            )
+        self._model = model
         self._searched = self._growing = _Held(None)
 
     def add(self, batch: VectorBatch) -> None:

@@ -10,7 +10,6 @@ import faiss
 import numpy as np
 
 from memwal.memtable.arrays import Mask, Positions, Scores, Vectors
-from memwal.memtable.errors import InvalidRows
 from memwal.memtable.threads import faiss_single_thread
 
 
@@ -26,13 +25,6 @@ class VectorModel:
     centroids: Vectors
     codebook: Vectors
     residual: bool = True
-
-    def checked(self, column: str, width: int) -> VectorModel:
-        """Return this model. Raises InvalidRows if it is not for vectors of this width, or not finite."""
-        problem = self.problem(width)
-        if problem:
-            raise InvalidRows(f"the model for column {column!r} {problem}: train one, or open without", column=column)
-        return self
 
     def problem(self, width: int) -> str | None:
         """Return why it cannot quantise vectors of this width; None if it can."""
