@@ -114,7 +114,7 @@ def capture(begun: BaseTable, store: ObjectStore, options: WalOptions) -> Moment
             ]
             # Regions first claimed after step 1 listed them. This finds every such region with rows in the opened base,
             # because a commit requires a manifest of the region.
-            unread = (region for region in regions(store) if region not in {end.region for end in found})
+            unread = set(regions(store)).difference(end.region for end in found)
             new = (region for region in unread if ManifestStore(store, region).latest() is not None)
             stays = base.routing_version == begun.routing_version
             if stays and not any(_is_passed(base, end) for end in found) and not any(new):
