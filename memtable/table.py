@@ -80,7 +80,8 @@ class MemTable:
         self.batches = 0
         self._store = BatchStore(schema)
         self._indexes = _indexes(schema, self.key, self.specs, models or {})
-        self._frozen = False
+        self.frozen = False
+        """Whether freeze() was called."""
         self._failed = False
         self._writing = threading.Lock()
 
@@ -88,11 +89,6 @@ class MemTable:
     def rows(self) -> int:
         """Number of rows put, superseded ones and tombstones included."""
         return self._store.prefix.rows
-
-    @property
-    def frozen(self) -> bool:
-        """Whether freeze() was called."""
-        return self._frozen
 
     def check(self, rows: pa.Table, size: int | None = None) -> Checked:
         """Raise what apply(rows) would raise, and change nothing. apply() also takes the result. Any thread.
@@ -128,7 +124,7 @@ class MemTable:
         inconsistent.
         """
         with self._writing:
-            if self._frozen:
+            if self.frozen:
                 raise MemTableFrozen(self.generation)
             if self._failed:
                 raise MemTableFailed(self.generation)
@@ -151,7 +147,7 @@ class MemTable:
     def freeze(self) -> None:
         """Accept no more rows. Reads continue; memory that only index writers need is freed."""
         with self._writing:
-            self._frozen = True
+            self.frozen = True
             for text in self._indexes.texts.values():
                 text.close_writer()
 

@@ -14,9 +14,11 @@ decides, since the caller's may be the deleted table's.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from itertools import chain
+from typing import TypeVar
 from uuid import UUID
 
 from memwal.wal.codec.port import EntryCodec
@@ -25,6 +27,8 @@ from memwal.wal.layout import entry_key
 from memwal.wal.manifest import ManifestStore
 from memwal.wal.records import Entry, EntryHeader
 from memwal.wal.store.port import ObjectStore
+
+T = TypeVar("T")
 
 _BYTES_AHEAD = 64 << 20
 _AHEAD_PER_READER = 2
@@ -79,27 +83,35 @@ class EntryReader:
         last = self._last
         if last is not None and last[0] == position:
             return last[1]
-        data = self.store.get(self.key(position))
-        if data is None:
-            return None
-        try:
-            header = self._codec.header(data)
-        except Corrupt as error:
-            raise self.damaged(position, error) from error
-        self._last = (position, header)
+        header = self._decoded(position, self._codec.header)
+        if header is not None:
+            self._last = (position, header)
         return header
+
+    def newest_map(self, tip: int) -> tuple[int, EntryHeader | None]:
+        """Return position and header of the newest entry with the applied map, searched from `tip` down.
+
+        The header is None if there is none before the first missing entry, whose position (0 without one) is returned.
+        """
+        for position in range(tip, 0, -1):
+            header = self.header(position)
+            if header is None or header.applied is not None:
+                return position, header
+        return 0, None
 
     def read(self, position: int) -> Entry | None:
         """Return one entry; None if it does not exist."""
-        data = self.store.get(self.key(position))
-        if data is None:
-            return None
-        try:
-            entry = self._codec.decode(position, data)
-        except Corrupt as error:
-            raise self.damaged(position, error) from error
-        self._expect_ours(position, entry.header)
+        entry = self._decoded(position, partial(self._codec.decode, position))
+        if entry is not None:
+            self._expect_ours(position, entry.header)
         return entry
+
+    def _decoded(self, position: int, decode: Callable[[bytes], T]) -> T | None:
+        data = self.store.get(self.key(position))
+        try:
+            return None if data is None else decode(data)
+        except Corrupt as error:
+            raise Corrupt(f"{self.key(position)}: {error}; restore this object from a backup") from error
 
     def each(self, positions: Iterable[int]) -> Generator[Entry | None, None, None]:
         """Yield `read` of every position, in order. Close it (`contextlib.closing`) if it may not be exhausted."""
@@ -114,10 +126,6 @@ class EntryReader:
             yield from map(self.read, left)
         else:
             yield from self._each_ahead(left)
-
-    def damaged(self, position: int, error: Corrupt) -> Corrupt:
-        """Return `error` with the key of the object at `position` and the remedy."""
-        return Corrupt(f"{self.key(position)}: {error}; restore this object from a backup")
 
     def _expect_ours(self, position: int, header: EntryHeader) -> None:
         known = self.log_id  # another thread may set it meanwhile
@@ -135,22 +143,19 @@ class EntryReader:
 
     def _each_ahead(self, positions: Iterable[int]) -> Generator[Entry | None, None, None]:
         ahead: deque[Future[Entry | None]] = deque()
-        largest = 0
+        largest, most = 0, self._readers
         with ThreadPoolExecutor(self._readers, "wal-reader") as pool:
             try:
                 for position in positions:
                     ahead.append(pool.submit(self.read, position))
-                    while len(ahead) >= self._most_ahead(largest):
+                    while len(ahead) >= most:
                         entry = ahead.popleft().result()
                         largest = max(largest, entry.rows.nbytes if entry else 0)
+                        if largest:
+                            most = max(1, min(self._readers * _AHEAD_PER_READER, _BYTES_AHEAD // largest))
                         yield entry
                 while ahead:
                     yield ahead.popleft().result()
             finally:
                 for unread in ahead:
                     unread.cancel()
-
-    def _most_ahead(self, largest: int) -> int:
-        if not largest:
-            return self._readers
-        return max(1, min(self._readers * _AHEAD_PER_READER, _BYTES_AHEAD // largest))

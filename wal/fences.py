@@ -114,7 +114,13 @@ class FenceIndex:
 
         Raises: StoreUnavailable, StoreRefused.
         """
-        self._saved = self._believed(self._store.get(self._key))
+        self._saved = {}
+        data = self._store.get(self._key)
+        if data is not None and (read := _decode(data)) is not None:
+            fences, entry_id = read
+            epoch, last = fences[max(fences)], self._header(max(fences))
+            if isinstance(last, EntryHeader) and (last.entry_id, last.writer_epoch) == (entry_id, epoch):
+                self._saved = fences
         return self._saved
 
     def save(self, fences: Mapping[int, int]) -> None:
@@ -129,14 +135,6 @@ class FenceIndex:
         except WalError:
             return
         self._saved = dict(fences)
-
-    def _believed(self, data: bytes | None) -> Mapping[int, int]:
-        if data is None or (read := _decode(data)) is None:
-            return {}
-        fences, entry_id = read
-        last = self._header(max(fences))
-        same = isinstance(last, EntryHeader) and last.entry_id == entry_id and last.writer_epoch == fences[max(fences)]
-        return fences if same else {}
 
 
 def _encode(fences: Mapping[int, int], entry_id: str) -> bytes:

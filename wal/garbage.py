@@ -21,8 +21,7 @@ fences no writer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import inf
@@ -37,6 +36,7 @@ from memwal.wal.errors import Corrupt
 from memwal.wal.fences import FenceIndex, Fences
 from memwal.wal.layout import parse_entry_key, wal_prefix
 from memwal.wal.manifest import ManifestStore
+from memwal.wal.parallel_map import each
 from memwal.wal.records import EntryHeader
 from memwal.wal.retries import WalOptions
 from memwal.wal.store.port import ObjectInfo, ObjectStore
@@ -109,7 +109,9 @@ class WalCollector:
         boundary = boundary if most is None else min(boundary, most)
         self._reader.log_id = "" if manifest is None else manifest.log_id
         entries = self._entries()
-        last, newest = self._newest_map(max(entries, default=0))
+        tip = max(entries, default=0)
+        last, newest = self._reader.newest_map(tip)
+        last = tip if newest is None else last
         below = [position for position in entries if position <= boundary and position < last]
         old = [position for position in below if entries[position].modified <= self._clock.now() - min_age]
         if old and not self._remembers:
@@ -121,7 +123,7 @@ class WalCollector:
         kept = fences | unreadable | self._possible_fences(considered) if old else fences
         condemned = [position for position in old if position not in kept]
         named = superseded(self._store, self._region_id, last, newest.snapshot) if newest is not None else []
-        snapshots = [each for each in named if each.modified <= self._clock.now() - min_age]
+        snapshots = [snapshot for snapshot in named if snapshot.modified <= self._clock.now() - min_age]
         if not dry_run:
             self._index.save(self._fences.epochs(fences))
             self._each(lambda position: self._store.delete(entries[position].key), condemned)
@@ -130,7 +132,7 @@ class WalCollector:
             region=self._region_id,
             boundary=boundary,
             entries=len(condemned),
-            bytes=sum(entries[position].size for position in condemned) + sum(each.size for each in snapshots),
+            bytes=sum(entries[position].size for position in condemned) + sum(snapshot.size for snapshot in snapshots),
             fences=len(fences),
             too_young=len(below) - len(old),
             unreadable=len(unreadable),
@@ -143,10 +145,10 @@ class WalCollector:
         owners.
         """
         found = {}
-        for each in self._store.describe(wal_prefix(self._region_id)):
-            parsed = parse_entry_key(each.key)
+        for info in self._store.describe(wal_prefix(self._region_id)):
+            parsed = parse_entry_key(info.key)
             if parsed is not None and parsed.suffix == self._codec.suffix:
-                found[parsed.position] = each
+                found[parsed.position] = info
         return dict(sorted(found.items()))
 
     def _possible_fences(self, positions: Sequence[int]) -> set[int]:
@@ -158,20 +160,15 @@ class WalCollector:
         """
         entries = self._entries()
         gone = {position for position in positions if position not in entries}
-        above = _above_younger(positions, entries)
+        # Entries above one that storage received later, which landed in a collected slot, or storage's times are not in
+        # order. A position that is not in `entries` may have held one.
+        times = [entries[position].modified if position in entries else inf for position in positions]
+        times_and_latest = zip(positions, times, accumulate(times, max), strict=True)
+        above = [position for position, modified, latest in times_and_latest if modified < latest]
         headers = zip(above, self._each(self._readable_header, above), strict=True)
         read = {at: header for at, header in headers if isinstance(header, EntryHeader)}
         rows = {at for at, header in read.items() if not header.sentinel and header.applied is not None}
         return gone | set(above) - rows
-
-    def _newest_map(self, tip: int) -> tuple[int, EntryHeader | None]:
-        """Return position and header of the newest entry with the applied map; the tip and None without one."""
-        position = tip
-        while position and (header := self._reader.header(position)) is not None:
-            if header.applied is not None:
-                return position, header
-            position -= 1
-        return tip, None
 
     def _readable_header(self, position: int) -> EntryHeader | Corrupt | None:
         try:
@@ -180,18 +177,4 @@ class WalCollector:
             return error
 
     def _each(self, work: Callable[[_In], _Out], items: Sequence[_In]) -> list[_Out]:
-        if self._workers == 1 or len(items) < 2:
-            return [work(item) for item in items]
-        with ThreadPoolExecutor(min(self._workers, len(items))) as pool:
-            return list(pool.map(work, items))
-
-
-def _above_younger(positions: Sequence[int], entries: Mapping[int, ObjectInfo]) -> list[int]:
-    """Return those of `positions` that are in `entries` and above an entry which storage received later.
-
-    `positions`: ascending. The later entry landed in a collected slot, or storage's times are not in order. A position
-    that is not in `entries` may have held one.
-    """
-    times = [entries[position].modified if position in entries else inf for position in positions]
-    above = zip(positions, times, accumulate(times, max), strict=True)
-    return [position for position, modified, latest in above if modified < latest]
+        return list(each(work, items, self._workers if len(items) > 1 else 1))

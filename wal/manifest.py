@@ -40,7 +40,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Container
 from dataclasses import replace
 from typing import NoReturn
 from uuid import UUID
@@ -206,7 +207,16 @@ class ManifestStore:
                 f"{current.writer_epoch}, but epoch {guard.epoch} was claimed; was a backup put over the table?"
             )
         if guard.claimed is not None:
-            self._check_claimed(current, *guard.claimed)
+            version, edit_id = guard.claimed
+            claimed_by = current.claim_id
+            if not claimed_by:  # Lance's writer, which drops memwal's fields, wrote the newest version
+                claimed = self.read(version)
+                claimed_by = claimed.edit_id if claimed is not None else ""
+            if claimed_by != edit_id:
+                raise Corrupt(
+                    f"{manifest_key(self.region_id, version)}: not what this writer wrote when it claimed the region; "
+                    "the table was removed, or replaced by another, while it was in use: open the table again"
+                )
         guard.confirm(begun)
         return current
 
@@ -234,17 +244,6 @@ class ManifestStore:
         same.
         """
         return self._edit(self._newest, change)
-
-    def _check_claimed(self, current: RegionManifest, version: int, edit_id: str) -> None:
-        claimed_by = current.claim_id
-        if not claimed_by:  # Lance's writer, which drops memwal's fields, wrote the newest version
-            claimed = self.read(version)
-            claimed_by = claimed.edit_id if claimed is not None else ""
-        if claimed_by != edit_id:
-            raise Corrupt(
-                f"{manifest_key(self.region_id, version)}: not what this writer wrote when it claimed the region; "
-                "the table was removed, or replaced by another, while it was in use: open the table again"
-            )
 
     def _edit(
         self, read: Callable[[], RegionManifest], change: Change, known: RegionManifest | None = None
@@ -329,6 +328,13 @@ def hint_of(manifest: RegionManifest) -> bytes:
     return b'{"version":%d%s}' % (manifest.version, edit)
 
 
+def lowest_kept(kept: Container[int], newest: int) -> int:
+    """Return the lowest version from which all versions up to `newest` are in `kept`."""
+    while newest - 1 in kept:
+        newest -= 1
+    return newest
+
+
 Reached = Callable[[RegionManifest], bool]
 """False for the older versions, and True for all from some version on."""
 
@@ -344,7 +350,9 @@ class ManifestHistory:
         self.newest = self._manifests.latest()
         """None if the region was never claimed."""
         self._read = {} if self.newest is None else {self.newest.version: self.newest}
-        self._oldest = 0 if self.newest is None else self._lowest(store, region_id, self.newest.version)
+        keys = [] if self.newest is None else store.list(manifest_prefix(region_id))
+        kept = {key.version for key in map(parse_manifest_key, keys) if key is not None}
+        self._oldest = 0 if self.newest is None else lowest_kept(kept, self.newest.version)
 
     def first(self, reached: Reached) -> RegionManifest | None:
         """Return the oldest kept version that satisfies `reached`; None without one."""
@@ -358,28 +366,16 @@ class ManifestHistory:
         """Return whether the first version of the region is kept, so that nothing happened before the oldest one."""
         return self._oldest == 1
 
-    @staticmethod
-    def _lowest(store: ObjectStore, region_id: UUID, newest: int) -> int:
-        parsed = (parse_manifest_key(key) for key in store.list(manifest_prefix(region_id)))
-        kept = {key.version for key in parsed if key is not None}
-        low = newest
-        while low - 1 in kept:
-            low -= 1
-        return low
-
     def _first(self, reached: Reached) -> int:
         """Return the lowest version that is reached; the number after the newest if none is."""
         if self.newest is None:
             return 1
-        low, high = self._oldest, self.newest.version + 1
-        while low < high:
-            middle = (low + high) // 2
-            manifest = self._at(middle)
-            if manifest is None or not reached(manifest):  # None: pruned meanwhile, as only the oldest are
-                low = middle + 1
-            else:
-                high = middle
-        return low
+
+        def is_reached(version: int) -> bool:
+            manifest = self._at(version)
+            return manifest is not None and reached(manifest)  # None: pruned meanwhile, as only the oldest are
+
+        return self._oldest + bisect_left(range(self._oldest, self.newest.version + 1), True, key=is_reached)
 
     def _at(self, version: int) -> RegionManifest | None:
         if version not in self._read and self.newest is not None and self._oldest <= version < self.newest.version:

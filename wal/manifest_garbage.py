@@ -30,13 +30,15 @@ readers start at the hint and probe forward; without a hint, or with one below a
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice, takewhile
 from uuid import UUID
 
 from memwal.wal.clock import Clock
 from memwal.wal.layout import manifest_prefix, parse_manifest_key, pruned_key
-from memwal.wal.manifest import ManifestStore, RegionManifest
+from memwal.wal.manifest import ManifestStore, RegionManifest, lowest_kept
 from memwal.wal.store.port import ObjectInfo, ObjectStore
 
 _KEPT = 64
@@ -87,9 +89,15 @@ class ManifestCollector:
         if newest is None or newest.version not in found:
             return ManifestGarbage(self._region_id, kept=len(found), dry_run=dry_run)
         floor = self._floor(found, newest, needed)
-        gone = self._old_enough([found[version] for version in sorted(found) if version < floor], min_age)
-        if not dry_run and gone and not self._prune(gone, newest, floor):
+        below = (found[version] for version in sorted(found) if version < floor)
+        since = self._clock.now() - min_age  # no version is deleted before an older one
+        gone = [*islice(takewhile(lambda info: info.modified <= since, below), _MOST)]
+        if not dry_run and gone and not self._manifests.write_hint(newest):
             gone = []
+        elif not dry_run and gone:
+            self._store.put(pruned_key(self._region_id), json.dumps({"floor": floor}).encode())
+            for each in gone:
+                self._store.delete(each.key)
         return ManifestGarbage(
             self._region_id, len(gone), sum(each.size for each in gone), len(found) - len(gone), dry_run
         )
@@ -102,32 +110,14 @@ class ManifestCollector:
 
     def _floor(self, found: dict[int, ObjectInfo], newest: RegionManifest, needed: Needed) -> int:
         """Return the lowest version to keep, by bisection: the first needed one, or the first of the newest `kept`."""
-        low = newest.version
-        while low - 1 in found:
-            low -= 1
+
+        def is_needed(version: int) -> bool:
+            manifest = self._manifests.read(version)
+            return manifest is not None and needed(manifest)  # None: pruned by another collector, so below the floor
+
+        low = lowest_kept(found, newest.version)
         high = max(newest.version - self._kept + 1, low)
-        while low < high:
-            middle = (low + high) // 2
-            manifest = self._manifests.read(middle)
-            if manifest is None or not needed(manifest):  # pruned by another collector: below the floor
-                low = middle + 1
-            else:
-                high = middle
-        return low
-
-    def _old_enough(self, found: Sequence[ObjectInfo], min_age: float) -> list[ObjectInfo]:
-        """Return the leading objects of `found` that are old enough: none is deleted before an older one."""
-        since = self._clock.now() - min_age
-        young = next((at for at, each in enumerate(found) if each.modified > since), len(found))
-        return list(found[: min(young, _MOST)])
-
-    def _prune(self, gone: Sequence[ObjectInfo], newest: RegionManifest, floor: int) -> bool:
-        if not self._manifests.write_hint(newest):
-            return False
-        self._store.put(pruned_key(self._region_id), json.dumps({"floor": floor}).encode())
-        for each in gone:
-            self._store.delete(each.key)
-        return True
+        return low + bisect_left(range(low, high), True, key=is_needed)
 
 
 def pruned_below(store: ObjectStore, region_id: UUID) -> int:

@@ -11,8 +11,10 @@ missing; callers state why that holds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from bisect import bisect_left
+from collections.abc import Callable
+
+from memwal.wal.parallel_map import each
 
 _BEYOND = 17
 """Probes behind the end, at distances that are powers of two: a gap of up to 65,536 numbers is detected."""
@@ -26,11 +28,7 @@ def newest_from(exists: Callable[[int], bool], start: int) -> int:
     low, step = start, 1
     while exists(low + step):
         low, step = low + step, 2 * step
-    high = low + step
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if exists(middle) else (low, middle)
-    return low
+    return low + bisect_left(range(low + 1, low + step), True, key=lambda number: not exists(number))
 
 
 def exists_beyond(exists: Callable[[int], bool], end: int, workers: int = 1) -> int | None:
@@ -40,13 +38,5 @@ def exists_beyond(exists: Callable[[int], bool], end: int, workers: int = 1) -> 
     more probe all concurrently. Raises what `exists` raises.
     """
     looked_at = [end + 1 + (1 << power) for power in range(_BEYOND)]
-    found = zip(looked_at, _each(exists, looked_at, workers), strict=True)
+    found = zip(looked_at, each(exists, looked_at, 1 if workers == 1 else _BEYOND), strict=True)
     return next((number for number, there in found if there), None)
-
-
-def _each(exists: Callable[[int], bool], numbers: list[int], workers: int) -> Iterator[bool]:
-    if workers == 1:
-        yield from map(exists, numbers)
-        return
-    with ThreadPoolExecutor(len(numbers), "probe") as pool:
-        yield from pool.map(exists, numbers)

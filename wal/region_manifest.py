@@ -23,6 +23,7 @@ messages.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
@@ -33,10 +34,9 @@ from google.protobuf.message import DecodeError
 
 from memwal.wal.errors import Corrupt
 
-_PACKAGE = "memwal.lance"
 _Field = descriptor_pb2.FieldDescriptorProto
 _U64, _U32 = _Field.TYPE_UINT64, _Field.TYPE_UINT32
-_STRING, _BYTES = _Field.TYPE_STRING, _Field.TYPE_BYTES
+_STRING = _Field.TYPE_STRING
 
 EDIT_ID_FIELD = 50001
 """A memwal field, with a number far above Lance's; Lance's parser ignores it and drops it when it writes the next
@@ -59,65 +59,70 @@ LOG_ID_FIELD = 50005
 """A memwal field: the edit id of version 1. Every later version and every entry of the region's log carries it."""
 
 
-def _add(message: Any, number: int, name: str, kind: int) -> Any:
-    return message.field.add(name=name, number=number, type=kind, label=_Field.LABEL_OPTIONAL)
+_OPTIONAL = ("in_memory_bytes", "physical_rows", "primary_key_bytes")
+"""Fields 3 to 5 of an SsTable."""
+MessageFields = Mapping[str, tuple[tuple[int, str, int | str], ...]]
+_FIELDS: MessageFields = {
+    "UUID": ((1, "uuid", _Field.TYPE_BYTES),),
+    "SsTable": (
+        (1, "generation", _U64),
+        (2, "path", _STRING),
+        *((number, name, "optional u64") for number, name in enumerate(_OPTIONAL, 3)),
+    ),
+    "ShardManifest": (
+        (1, "version", _U64),
+        (2, "writer_epoch", _U64),
+        (3, "replay_after_wal_entry_position", _U64),
+        (4, "wal_entry_position_last_seen", _U64),
+        (6, "current_generation", _U64),
+        (8, "sstables", "SsTable[]"),
+        (10, "shard_spec_id", _U32),
+        (11, "shard_id", "UUID"),
+        # An enum and an int32 have the same bytes; an int32 lets the error name an unknown status.
+        (15, "status", _Field.TYPE_INT32),
+        (EDIT_ID_FIELD, "memwal_edit_id", _STRING),
+        (CLAIM_ID_FIELD, "memwal_claim_id", _STRING),
+        (CHECKSUM_FIELD, "memwal_crc32", _Field.TYPE_FIXED32),
+        (READ_LEASE_FIELD, "memwal_read_lease", _U32),
+        (LOG_ID_FIELD, "memwal_log_id", _STRING),
+    ),
+}
 
 
-def _add_message(message: Any, number: int, name: str, type_name: str) -> Any:
-    field = _add(message, number, name, _Field.TYPE_MESSAGE)
-    field.type_name = f".{_PACKAGE}.{type_name}"
-    return field
+def message_classes(package: str, messages: MessageFields, names: Sequence[str]) -> list[Any]:
+    """Return the protobuf classes `names` among `messages`, which give number, name and kind of each field.
 
-
-def _add_optional(message: Any, number: int, name: str) -> None:
-    """Add a u64 whose absence differs from zero: proto3 encodes that as a one-member oneof."""
-    field = _add(message, number, name, _U64)
-    field.proto3_optional = True
-    field.oneof_index = len(message.oneof_decl)
-    message.oneof_decl.add(name=f"_{name}")
-
-
-def _describe() -> Any:
-    file = descriptor_pb2.FileDescriptorProto(name="memwal/lance.proto", package=_PACKAGE, syntax="proto3")
-    uuid = file.message_type.add(name="UUID")
-    _add(uuid, 1, "uuid", _BYTES)
-
-    sst = file.message_type.add(name="SsTable")
-    _add(sst, 1, "generation", _U64)
-    _add(sst, 2, "path", _STRING)
-    _add_optional(sst, 3, "in_memory_bytes")
-    _add_optional(sst, 4, "physical_rows")
-    _add_optional(sst, 5, "primary_key_bytes")
-
-    shard = file.message_type.add(name="ShardManifest")
-    _add(shard, 1, "version", _U64)
-    _add(shard, 2, "writer_epoch", _U64)
-    _add(shard, 3, "replay_after_wal_entry_position", _U64)
-    _add(shard, 4, "wal_entry_position_last_seen", _U64)
-    _add(shard, 6, "current_generation", _U64)
-    _add_message(shard, 8, "sstables", "SsTable").label = _Field.LABEL_REPEATED
-    _add(shard, 10, "shard_spec_id", _U32)
-    _add_message(shard, 11, "shard_id", "UUID")
-    # An enum and an int32 have the same bytes; an int32 lets the error name an unknown status.
-    _add(shard, 15, "status", _Field.TYPE_INT32)
-    _add(shard, EDIT_ID_FIELD, "memwal_edit_id", _STRING)
-    _add(shard, CLAIM_ID_FIELD, "memwal_claim_id", _STRING)
-    _add(shard, CHECKSUM_FIELD, "memwal_crc32", _Field.TYPE_FIXED32)
-    _add(shard, READ_LEASE_FIELD, "memwal_read_lease", _U32)
-    _add(shard, LOG_ID_FIELD, "memwal_log_id", _STRING)
-    return file
-
-
-def _classes() -> tuple[Any, Any]:
+    A kind is a protobuf type, "optional u64", "int32[]", the name of a message, or a name with "[]". `package`:
+    name of the new descriptor pool's package.
+    """
+    file = descriptor_pb2.FileDescriptorProto(name=f"{package}.proto", package=package, syntax="proto3")
+    for message_name, fields in messages.items():
+        message = file.message_type.add(name=message_name)
+        for number, name, kind in fields:
+            field = message.field.add(name=name, number=number, label=_Field.LABEL_OPTIONAL)
+            _set_type(package, message, field, kind)
     pool = descriptor_pool.DescriptorPool()
-    pool.AddSerializedFile(_describe().SerializeToString())
-    return tuple(
-        message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{name}"))
-        for name in ("ShardManifest", "SsTable")
-    )  # type: ignore[return-value]
+    pool.AddSerializedFile(file.SerializeToString())
+    return [message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{package}.{name}")) for name in names]
 
 
-SHARD_MANIFEST, SS_TABLE = _classes()
+def _set_type(package: str, message: Any, field: Any, kind: int | str) -> None:
+    if isinstance(kind, int):
+        field.type = kind
+    elif kind == "optional u64":
+        # Absence differs from zero; proto3 expresses this as a one-member oneof.
+        field.type, field.proto3_optional = _Field.TYPE_UINT64, True
+        field.oneof_index = len(message.oneof_decl)
+        message.oneof_decl.add(name=f"_{field.name}")
+    elif kind == "int32[]":
+        field.type, field.label = _Field.TYPE_INT32, _Field.LABEL_REPEATED
+    else:
+        field.type, field.type_name = _Field.TYPE_MESSAGE, f".{package}.{kind.removesuffix('[]')}"
+        if kind.endswith("[]"):
+            field.label = _Field.LABEL_REPEATED
+
+
+SHARD_MANIFEST, SS_TABLE = message_classes("memwal.lance", _FIELDS, ("ShardManifest", "SsTable"))
 
 
 class RegionStatus(IntEnum):
@@ -254,24 +259,15 @@ def _sst_message(sst: SsTable) -> Any:
     message.ParseFromString(sst.foreign)
     message.generation = sst.generation
     message.path = sst.path
-    for name in ("in_memory_bytes", "physical_rows", "primary_key_bytes"):
+    for name in _OPTIONAL:
         if (value := getattr(sst, name)) is not None:
             setattr(message, name, value)
     return message
 
 
 def _sst_from(message: Any) -> SsTable:
-    def optional(name: str) -> int | None:
-        return getattr(message, name) if message.HasField(name) else None
-
-    return SsTable(
-        generation=message.generation,
-        path=message.path,
-        in_memory_bytes=optional("in_memory_bytes"),
-        physical_rows=optional("physical_rows"),
-        primary_key_bytes=optional("primary_key_bytes"),
-        foreign=_foreign(message),
-    )
+    recorded = {name: getattr(message, name) for name in _OPTIONAL if message.HasField(name)}
+    return SsTable(message.generation, message.path, **recorded, foreign=_foreign(message))
 
 
 def _foreign(message: Any) -> bytes:

@@ -30,7 +30,7 @@ from memwal.wal.errors import Corrupt, Overtaken
 from memwal.wal.layout import entry_key, parse_entry_key, snapshot_key, wal_prefix
 from memwal.wal.manifest import EpochGuard, ManifestStore, RegionManifest
 from memwal.wal.probing import exists_beyond, newest_from
-from memwal.wal.records import Entry, EntryHeader
+from memwal.wal.records import Entry
 from memwal.wal.retries import WalOptions, with_retried_reads
 from memwal.wal.store.port import ObjectStore
 
@@ -168,7 +168,12 @@ def newest_applied(reader: EntryReader, tip: int, after: int, guard: EpochGuard 
     Raises: as `replay`.
     """
     while True:
-        position, header = _newest_with_map(reader, tip, after, guard)
+        newest = reader.header(tip) if guard is not None and tip else None
+        if guard is not None and newest is not None and newest.writer_epoch > guard.epoch:
+            guard.fenced_by(newest.writer_epoch)
+        position, header = reader.newest_map(tip)
+        if header is None and position > after:
+            _raise_missing(reader, position, guard)
         if header is None or header.applied is None:
             return AppliedMap()
         if not header.snapshot:
@@ -183,21 +188,6 @@ def newest_applied(reader: EntryReader, tip: int, after: int, guard: EpochGuard 
                 "restore this object from a backup"
             )
         tip = newer
-
-
-def _newest_with_map(
-    reader: EntryReader, tip: int, after: int, guard: EpochGuard | None
-) -> tuple[int, EntryHeader | None]:
-    for position in range(tip, 0, -1):
-        if (header := reader.header(position)) is None:
-            if position <= after:
-                break
-            _raise_missing(reader, position, guard)
-        if position == tip and guard is not None and header.writer_epoch > guard.epoch:
-            guard.fenced_by(header.writer_epoch)
-        if header.applied is not None:
-            return position, header
-    return 0, None
 
 
 def replay(

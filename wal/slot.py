@@ -57,7 +57,7 @@ def put_until_known(
     landed: where slots of this kind are collected, that attempt may have filled the slot before.
     Raises: OutcomeUnknown or StoreUnavailable when `options.retry_budget` is spent; StoreRefused at once.
     """
-    outcome = _first_try(store, key, data)
+    outcome = _put(store, key, data)
     if outcome is PutOutcome.CREATED:
         return None
     attempts, budget = _Attempts(key), RetryBudget(clock, options)
@@ -69,23 +69,19 @@ def put_until_known(
             return found
         if not budget.wait():
             attempts.give_up(budget.seconds)
-        outcome = _next_try(store, data, attempts)
+        try:
+            outcome = _put(store, key, data)
+        except StoreRefused as error:
+            if not attempts.may_have_landed:
+                raise
+            raise OutcomeUnknown(f"{key}: may exist now or later, and storage refuses: {error}") from error
 
 
-def _first_try(store: ObjectStore, key: str, data: bytes) -> PutOutcome | StoreUnavailable:
+def _put(store: ObjectStore, key: str, data: bytes) -> PutOutcome | StoreUnavailable:
     try:
         return store.put_if_absent(key, data)
     except StoreUnavailable as error:
         return error
-
-
-def _next_try(store: ObjectStore, data: bytes, attempts: _Attempts) -> PutOutcome | StoreUnavailable:
-    try:
-        return _first_try(store, attempts.key, data)
-    except StoreRefused as error:
-        if not attempts.may_have_landed:
-            raise
-        raise OutcomeUnknown(f"{attempts.key}: may exist now or later, and storage refuses: {error}") from error
 
 
 def _judge(

@@ -28,19 +28,13 @@ from uuid import UUID
 
 from memwal.flush.backup.moment import Moment, RegionMoment
 from memwal.flush.base.manifest import manifest_file, manifest_version
-from memwal.flush.base.state import TableState, read_state
+from memwal.flush.base.state import read_state
 from memwal.flush.base.table import BaseTable
 from memwal.flush.errors import InvalidBackup
 from memwal.flush.resizing.routing import parse_routing_key, routing_prefix
 from memwal.wal import Corrupt, ObjectInfo, ObjectStore, RegionManifest
 from memwal.wal.entry_reader import EntryReader
-from memwal.wal.layout import (
-    manifest_key,
-    parse_entry_key,
-    snapshot_key,
-    sst_key,
-    wal_prefix,
-)
+from memwal.wal.layout import manifest_key, parse_entry_key, snapshot_key, sst_key, wal_prefix
 
 _DATA, _DELETIONS, _INDICES = "data/", "_deletions/", "_indices/"
 
@@ -84,8 +78,23 @@ def pieces_of(moment: Moment, store: ObjectStore) -> list[Piece]:
     """
     logs = [piece for region in moment.regions for piece in _of_log(moment.base, region, store)]
     others = [piece for region in moment.regions for piece in _of_region(moment.base, region, store)]
-    manifests = [piece for region in moment.regions for piece in _of_manifest(moment.base, region, store)]
-    return [*logs, *others, *_decisions(moment.base, store), *manifests, *_of_base(moment.base, store)]
+    manifests = []
+    for region in moment.regions:
+        manifest = _uncommitted(moment.base, region.manifest)
+        key = manifest_key(region.region, manifest.version)
+        if (data := store.get(key)) is None:
+            raise Vanished(key)
+        # Unchanged bytes if nothing is left out: they may be Lance's, whose encoding differs.
+        manifests.append(Piece.of(key, data if manifest == region.manifest else manifest.encode()))
+    # Only decisions that the base has switched to. A resize may decide on the next version after the moment. In a copy
+    # whose regions were not sealed for it, that decision would be carried out without the steps before it.
+    decided = ((info, parse_routing_key(info.key)) for info in store.describe(routing_prefix()))
+    decisions = [
+        Piece(info.key, info.size)
+        for info, version in decided
+        if version is not None and version <= moment.base.routing_version
+    ]
+    return [*logs, *others, *decisions, *manifests, *_of_base(moment.base, store)]
 
 
 def _of_log(base: BaseTable, region: RegionMoment, store: ObjectStore) -> Iterator[Piece]:
@@ -93,14 +102,16 @@ def _of_log(base: BaseTable, region: RegionMoment, store: ObjectStore) -> Iterat
     if not region.tip:
         return
     reader = EntryReader(store, region.region, base.codec, log_id=region.manifest.log_id)
-    newest, name = _newest_map(reader, region.tip, region.manifest.replay_after)
-    first = min(region.manifest.replay_after + 1, newest or region.tip, region.tip)
+    newest, header = reader.newest_map(region.tip)
+    if header is None and newest > region.manifest.replay_after:
+        raise Vanished(reader.key(newest))
+    first = min(region.manifest.replay_after + 1, region.tip if header is None else newest)
     for position in (*_fence(reader, entries, first), *range(first, region.tip + 1)):
         if position not in entries:
             raise Vanished(reader.key(position))
         yield Piece(entries[position].key, entries[position].size)
-    if name:
-        key = snapshot_key(region.region, name)
+    if header is not None and header.snapshot:
+        key = snapshot_key(region.region, header.snapshot)
         if (data := store.get(key)) is None:
             raise Vanished(key)
         yield Piece.of(key, data)
@@ -113,22 +124,6 @@ def _entries(base: BaseTable, region: UUID, store: ObjectStore) -> Mapping[int, 
         if parsed is not None and parsed.suffix == base.codec.suffix:
             found[parsed.position] = info
     return found
-
-
-def _newest_map(reader: EntryReader, tip: int, after: int) -> tuple[int, str]:
-    """Return the position of the newest entry with the applied map, and the snapshot that it names.
-
-    Returns 0 and "" if no entry has a map. The search ends like that of a claim (`wal.replay.newest_applied`).
-    """
-    for position in range(tip, 0, -1):
-        header = reader.header(position)
-        if header is None and position > after:
-            raise Vanished(reader.key(position))
-        if header is None:
-            break
-        if header.applied is not None:
-            return position, header.snapshot
-    return 0, ""
 
 
 def _fence(reader: EntryReader, entries: Iterable[int], first: int) -> Sequence[int]:
@@ -158,28 +153,6 @@ def _of_region(base: BaseTable, region: RegionMoment, store: ObjectStore) -> Ite
     yield from (Piece.of(plan.key, plan.data) for plan in region.plans)
 
 
-def _decisions(base: BaseTable, store: ObjectStore) -> Iterator[Piece]:
-    """Yield the decisions that the base has switched to.
-
-    A resize may decide on the next version after the moment. In a copy whose regions were not sealed for it, that
-    decision would be carried out without the steps before it.
-    """
-    for info in store.describe(routing_prefix()):
-        version = parse_routing_key(info.key)
-        if version is not None and version <= base.routing_version:
-            yield Piece(info.key, info.size)
-
-
-def _of_manifest(base: BaseTable, region: RegionMoment, store: ObjectStore) -> Iterator[Piece]:
-    manifest = _uncommitted(base, region.manifest)
-    key = manifest_key(region.region, manifest.version)
-    data = store.get(key)
-    if data is None:
-        raise Vanished(key)
-    # Unchanged bytes if nothing is left out: they may be Lance's, whose encoding differs.
-    yield Piece.of(key, data if manifest == region.manifest else manifest.encode())
-
-
 def _uncommitted(base: BaseTable, manifest: RegionManifest) -> RegionManifest:
     """Return `manifest` without SSTs that the base has committed: a collection may be deleting their directories."""
     committed = base.committed.get(manifest.region_id, 0)
@@ -197,10 +170,6 @@ def _of_base(base: BaseTable, store: ObjectStore) -> list[Piece]:
             f"{base.uri}: it is a shallow clone, whose files are in another table; make a table of its own of it "
             "(LanceDataset.deep_clone), or back up that one"
         )
-    return [*_files(state, store), Piece.of(key, manifest)]
-
-
-def _files(state: TableState, store: ObjectStore) -> list[Piece]:
     wanted = {key for fragment in state.fragments.values() for key in fragment.files}
     deletions = {fragment.deletion_file for fragment in state.fragments.values() if fragment.deletion_file}
     data = {info.key: info for info in store.describe(_DATA)} if wanted else {}
@@ -214,8 +183,9 @@ def _files(state: TableState, store: ObjectStore) -> list[Piece]:
     segments = {str(segment) for segments in state.indexes.values() for segment in segments}
     kept += [info for info in store.describe(_INDICES) if info.key.removeprefix(_INDICES).partition("/")[0] in segments]
     pieces = [Piece(info.key, info.size) for info in kept]
-    transaction = store.get(state.transaction_key) if state.transaction_key else None
-    return pieces if transaction is None else [*pieces, Piece.of(state.transaction_key, transaction)]
+    if state.transaction_key and (transaction := store.get(state.transaction_key)) is not None:
+        pieces.append(Piece.of(state.transaction_key, transaction))
+    return [*pieces, Piece.of(key, manifest)]
 
 
 def is_ours(key: str) -> bool:

@@ -12,6 +12,7 @@ end of a backup or restore.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import tempfile
@@ -20,25 +21,25 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
 from lance.file import LanceFileSession
 
 from memwal.flush.backup.contents import Piece, Vanished
 from memwal.flush.backup.record import Copied
-from memwal.flush.base.fsync import sync_path
 from memwal.flush.errors import InvalidBackup
-from memwal.flush.parallel_map import each
 from memwal.wal import Clock, Corrupt, Ids, ObjectStore, WalOptions
 from memwal.wal.panics import panics_as_errors
+from memwal.wal.parallel_map import each
 from memwal.wal.retries import with_retried_reads
 from memwal.wal.slot import put_until_known
-from memwal.wal.store.local import TEMPORARY
+from memwal.wal.store.local import TEMPORARY, sync_path
 
 WHOLE_MAX = 8 << 20
 """Bytes of the largest object that is read whole."""
 AT_ONCE = 8
 """Objects copied concurrently; memory holds this number of objects of up to `WHOLE_MAX` bytes."""
-_CHUNK = 1 << 20
+
 
 Progress = Callable[[int, int, int, int], None]
 """Called with the number of objects copied, of all objects, and the bytes of both."""
@@ -62,10 +63,22 @@ class CopyRun:
     on_progress: Progress | None = None
     at_once: int = AT_ONCE
 
-    def retry_reads(self) -> None:
-        """Retry reads of both stores from now on."""
+    def __post_init__(self) -> None:
         self.source = with_retried_reads(self.source, self.clock, self.options)
         self.dest = with_retried_reads(self.dest, self.clock, self.options)
+
+    def create(self, key: str, data: bytes) -> bool:
+        """Create an object in the destination; return whether the key was free, or held the same bytes."""
+        return put_until_known(self.dest, key, data, clock=self.clock, options=self.options) is None
+
+    def mark(self, key: str, note: Mapping[str, Any], *, replace: bool) -> bool:
+        """Create the marker at `key`, or replace that of an earlier run. Return whether the marker is this run's."""
+        data = json.dumps(note).encode()
+        if not replace:
+            return self.create(key, data)
+        self.dest.remove_leftovers("")
+        self.dest.put(key, data)
+        return self.dest.get(key) == data
 
 
 @dataclass
@@ -115,12 +128,12 @@ class Copier:
 
     def _put(self, key: str, data: bytes, *, replaces: bool) -> None:
         """Create an object. `replaces`: whether an earlier attempt may have written other bytes under its key."""
-        there = put_until_known(self.run.dest, key, data, clock=self.run.clock, options=self.run.options)
-        if there is not None and replaces and self.before_replacing is not None:
+        created = self.run.create(key, data)
+        if not created and replaces and self.before_replacing is not None:
             self.before_replacing()
             self.run.dest.delete(key)
-            there = put_until_known(self.run.dest, key, data, clock=self.run.clock, options=self.run.options)
-        if there is not None:
+            created = self.run.create(key, data)
+        if not created:
             raise InvalidBackup(f"{self.run.dest.url(key)}: another program wrote to the destination; give another one")
 
     def _kept(self, piece: Piece, check: Check) -> Copied | None:
@@ -146,7 +159,17 @@ class Copier:
             if self.run.dest.remote:
                 self._session(self.run.dest).upload_file(path, piece.key)
             else:
-                _copy_file(path, Path(self.run.dest.url(piece.key)), f"{TEMPORARY}{os.getpid()}-{self.run.ids.token()}")
+                to = Path(self.run.dest.url(piece.key))
+                to.parent.mkdir(parents=True, exist_ok=True)
+                written = to.parent / f"{TEMPORARY}{os.getpid()}-{self.run.ids.token()}"
+                try:
+                    shutil.copyfile(path, written)
+                    sync_path(written)
+                    written.replace(to)  # the name appears when all bytes are on disk
+                except BaseException:
+                    with suppress(OSError):  # the first error is more useful
+                        written.unlink()
+                    raise
         return Copied(piece.key, size, sha256)
 
     @contextmanager
@@ -171,28 +194,11 @@ class Copier:
         return LanceFileSession(store.url(""), dict(store.storage_options))
 
 
-def _copy_file(path: Path, to: Path, temporary: str) -> None:
-    """Copy a file; its name appears when all its bytes are on disk."""
-    to.parent.mkdir(parents=True, exist_ok=True)
-    written = to.parent / temporary
-    try:
-        shutil.copyfile(path, written)
-        sync_path(written)
-        written.replace(to)
-    except BaseException:
-        with suppress(OSError):  # the first error is more useful
-            written.unlink()
-        raise
-
-
 def sha256_of(data: bytes) -> str:
     """Return the SHA-256 of `data`, in hexadecimal."""
     return hashlib.sha256(data).hexdigest()
 
 
 def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -36,7 +36,8 @@ and the earlier one not, if both were made during the capture.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -45,7 +46,6 @@ from uuid import UUID
 from memwal.flush.base.table import BaseTable
 from memwal.flush.commits.plan import StoredPlan, plans_above
 from memwal.flush.errors import BackupOvertaken, InvalidBackup
-from memwal.flush.parallel_map import AT_ONCE, each
 from memwal.wal import (
     ManifestStore,
     ObjectStore,
@@ -56,8 +56,9 @@ from memwal.wal import (
     regions,
     tail_end,
 )
-from memwal.wal.applied import PREFIX
+from memwal.wal.applied import names_of
 from memwal.wal.entry_reader import EntryReader
+from memwal.wal.parallel_map import AT_ONCE, each
 from memwal.wal.replay import newest_applied
 
 CAPTURES = 20
@@ -101,12 +102,22 @@ def capture(begun: BaseTable, store: ObjectStore, options: WalOptions) -> Moment
         with suppress(Overtaken):
             begun = begun.latest()
             looks = [look for look in each(partial(_look, begun, store, options), regions(store), at_once) if look]
-            frontier = _frontier(applied for _, applied in looks)
+            frontier: dict[str, int] = {}
+            for _, applied in looks:
+                frontier |= {name: max(applied[name], frontier.get(name, applied[name])) for name in names_of(applied)}
             ends = list(each(partial(_end, begun, store, options, frontier), (found for found, _ in looks), at_once))
             base = newest_base(begun)
-            found = [_with_plans(base, store, end) for end in ends]
+            # The base was opened before its plans are read: a commit pass in the base had its plan by then, and a plan
+            # is never deleted before its range is committed.
+            found = [
+                replace(end, plans=plans_above(store, end.region, base.committed.get(end.region, 0))) for end in ends
+            ]
+            # Regions first claimed after step 1 listed them. This finds every such region with rows in the opened base,
+            # because a commit requires a manifest of the region.
+            unread = set(regions(store)).difference(end.region for end in found)
+            new = (region for region in unread if ManifestStore(store, region).latest() is not None)
             stays = base.routing_version == begun.routing_version
-            if stays and not any(_is_passed(base, end) for end in found) and not _is_new(store, found):
+            if stays and not any(_is_passed(base, end) for end in found) and not any(new):
                 _check(base, found)
                 return Moment(base, tuple(found), frontier)
     raise BackupOvertaken(f"{begun.uri}: {CAPTURES} flushes or commits in a row overtook the backup; run it again")
@@ -134,55 +145,27 @@ def _end(
 ) -> RegionMoment:
     """Run step 2 for one region, by bisection: applied maps only grow along the log. Raises Overtaken after a claim."""
     reader = _reader(base, store, look.manifest)
-    low, high = look.tip, tail_end(store, look.region, base.codec.suffix, look.tip, options=options)
-    while low < high:
-        middle = (low + high + 1) // 2
-        applied = newest_applied(reader, middle, look.manifest.replay_after)
-        if any(sequence > frontier.get(name, -2) for name, sequence in applied.items() if not name.startswith(PREFIX)):
-            high = middle - 1
-        else:
-            low = middle
-    header = reader.header(low) if low else None
+
+    def is_passed(position: int) -> bool:
+        applied = newest_applied(reader, position, look.manifest.replay_after)
+        return any(applied[name] > frontier.get(name, -2) for name in names_of(applied))
+
+    end = tail_end(store, look.region, base.codec.suffix, look.tip, options=options)
+    tip = look.tip + bisect_left(range(look.tip + 1, end + 1), True, key=is_passed)
+    header = reader.header(tip) if tip else None
     if header is not None and header.writer_epoch > look.manifest.writer_epoch:  # epochs only grow along the log
-        raise Overtaken(look.region, low, look.manifest.replay_after, look.manifest.current_generation)
-    return replace(look, tip=low)
+        raise Overtaken(look.region, tip, look.manifest.replay_after, look.manifest.current_generation)
+    return replace(look, tip=tip)
 
 
 def _reader(base: BaseTable, store: ObjectStore, manifest: RegionManifest) -> EntryReader:
     return EntryReader(store, manifest.region_id, base.codec, log_id=manifest.log_id)
 
 
-def _frontier(maps: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    highest: dict[str, int] = {}
-    for applied in maps:
-        for name, sequence in applied.items():
-            if not name.startswith(PREFIX):
-                highest[name] = max(sequence, highest.get(name, sequence))
-    return highest
-
-
-def _with_plans(base: BaseTable, store: ObjectStore, end: RegionMoment) -> RegionMoment:
-    """Return `end` with the plans above the committed generation.
-
-    The base was opened before: a commit pass in the base had its plan by then, and a plan is never deleted before its
-    range is committed.
-    """
-    return replace(end, plans=plans_above(store, end.region, base.committed.get(end.region, 0)))
-
-
 def _is_passed(base: BaseTable, end: RegionMoment) -> bool:
     """Return whether the base may have rows that the manifest does not list: step 4."""
     highest = max((base.committed.get(end.region, 0), *(plan.last for plan in end.plans)))
     return highest >= end.manifest.current_generation
-
-
-def _is_new(store: ObjectStore, ends: Sequence[RegionMoment]) -> bool:
-    """Return whether a region was first claimed after step 1 listed them: step 4.
-
-    This finds every region with rows in the opened base, because a commit requires a manifest of the region.
-    """
-    looked = {end.region for end in ends}
-    return any(ManifestStore(store, id).latest() is not None for id in regions(store) if id not in looked)
 
 
 def _check(base: BaseTable, ends: Sequence[RegionMoment]) -> None:

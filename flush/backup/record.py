@@ -19,7 +19,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from memwal.flush.backup.contents import is_ours
-from memwal.flush.base.create import RESTORING
 from memwal.flush.base.table import BaseTable
 from memwal.flush.errors import InvalidBackup
 from memwal.wal import Corrupt, ObjectStore, open_store
@@ -27,18 +26,6 @@ from memwal.wal import Corrupt, ObjectStore, open_store
 RECORD = "backup.json"
 BACKING_UP = "backup-unfinished.json"
 RESTORED = "restored.json"
-__all__ = [
-    "BACKING_UP",
-    "RECORD",
-    "RESTORED",
-    "RESTORING",
-    "Copied",
-    "CopiedRegion",
-    "Record",
-    "queries_of_backup",
-    "read_note",
-    "read_record",
-]
 _FORMAT = 1
 
 

@@ -26,7 +26,6 @@ the applied maps are those of the backup's moment. The first claim of each regio
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -35,7 +34,8 @@ from google.protobuf.message import DecodeError
 
 from memwal.flush.backup.contents import Piece, Vanished, turn
 from memwal.flush.backup.copying import Copier, CopyRun, sha256_of
-from memwal.flush.backup.record import RESTORED, RESTORING, Record, read_note, read_record
+from memwal.flush.backup.record import RESTORED, Record, read_note, read_record
+from memwal.flush.base.create import RESTORING
 from memwal.flush.base.fsync import sync_tree
 from memwal.flush.base.open import open_dataset
 from memwal.flush.base.setup import TABLE, Restored, metadata_of, restored_from
@@ -44,7 +44,6 @@ from memwal.flush.errors import InvalidBackup
 from memwal.flush.verification.runner import Verified, verify_table
 from memwal.wal import Corrupt, ObjectStore
 from memwal.wal.panics import panics_as_errors
-from memwal.wal.slot import put_until_known
 
 _DAMAGED = "the backup is damaged; restore another backup"
 _OTHER = "another program has created a table here meanwhile; stop it, and set table.uri to a new place"
@@ -75,26 +74,20 @@ def restore(run: RestoreRun, *, resume: bool = False) -> RestoreReport:
     Raises InvalidBackup, before anything is written; Corrupt if the backup is damaged; OutcomeUnknown,
     StoreUnavailable, StoreRefused, OSError of either storage: run it again with `resume`.
     """
-    run.retry_reads()
     record = read_record(run.source)
     pieces = [Piece(copied.key, copied.size) for copied in record.objects]
-    _expect_whole(run.source, pieces)
+    sizes = {info.key: info.size for info in run.source.describe("")}
+    for piece in pieces:
+        if piece.key not in sizes:
+            raise Corrupt(f"{run.source.url(piece.key)}: it is missing; {_DAMAGED}")
+        if (size := sizes[piece.key]) != piece.size:
+            what = f"it has {size:,} bytes, {piece.size:,} are recorded"
+            raise Corrupt(f"{run.source.url(piece.key)}: {what}; {_DAMAGED}")
     unique = run.ids.entry_id()
     if _begin(run, record, unique, resume=resume):
         _copy(run, record, pieces, unique)
     run.dest.delete(RESTORING)
     return RestoreReport(record, verify_table(run.dest, run.uri))
-
-
-def _expect_whole(source: ObjectStore, pieces: Sequence[Piece]) -> None:
-    """Run step 1. Raises Corrupt if an object is missing or has another size."""
-    there = {info.key: info.size for info in source.describe("")}
-    for piece in pieces:
-        if piece.key not in there:
-            raise Corrupt(f"{source.url(piece.key)}: it is missing; {_DAMAGED}")
-        if there[piece.key] != piece.size:
-            what = f"it has {there[piece.key]:,} bytes, {piece.size:,} are recorded"
-            raise Corrupt(f"{source.url(piece.key)}: {what}; {_DAMAGED}")
 
 
 def _begin(run: RestoreRun, record: Record, unique: str, *, resume: bool) -> bool:
@@ -113,30 +106,17 @@ def _begin(run: RestoreRun, record: Record, unique: str, *, resume: bool) -> boo
             f"{run.uri}: an unfinished restore is there; if no process works on it, go on with --resume, else set "
             "table.uri to a new place"
         )
-    if unfinished is not None and _is_restored(run, record):
+    dataset = open_dataset(run.dest, run.uri) if unfinished is not None and versions(run.dest) else None
+    if dataset is not None:
+        origin = restored_from(metadata_of(dataset))
+        if origin is None or origin.backup != record.id:
+            raise InvalidBackup(f"{run.uri}: {_OTHER}")
         return False  # it exists: its writers may be running
-    note = json.dumps({"id": record.id, "run": unique, "began": run.clock.now()}).encode()
-    if unfinished is None:
-        ours = put_until_known(run.dest, RESTORING, note, clock=run.clock, options=run.options) is None
-    else:
-        run.dest.remove_leftovers("")
-        run.dest.put(RESTORING, note)
-        ours = run.dest.get(RESTORING) == note
-    if not ours:
+    note = {"id": record.id, "run": unique, "began": run.clock.now()}
+    if not run.mark(RESTORING, note, replace=unfinished is not None):
         raise InvalidBackup(f"{run.uri}: another restore has begun here just now; set table.uri to a new place")
     if unfinished is None and versions(run.dest):
         run.dest.delete(RESTORING)
-        raise InvalidBackup(f"{run.uri}: {_OTHER}")
-    return True
-
-
-def _is_restored(run: RestoreRun, record: Record) -> bool:
-    """Return whether the table of this backup exists. Raises InvalidBackup for another table."""
-    dataset = open_dataset(run.dest, run.uri) if versions(run.dest) else None
-    if dataset is None:
-        return False
-    found = restored_from(metadata_of(dataset))
-    if found is None or found.backup != record.id:
         raise InvalidBackup(f"{run.uri}: {_OTHER}")
     return True
 

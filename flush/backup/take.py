@@ -30,7 +30,6 @@ objects and rejects the backup.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from contextlib import contextmanager, suppress
@@ -38,7 +37,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
 
 import lance
 
@@ -52,7 +50,6 @@ from memwal.flush.base.version_files import tags_of
 from memwal.flush.errors import BackupOvertaken, InvalidBackup
 from memwal.wal import Corrupt, ObjectStore
 from memwal.wal.panics import panics_as_errors
-from memwal.wal.slot import put_until_known
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,6 +59,8 @@ MOMENTS = 10
 TAGS_KEPT = 7 * 86_400.0
 """Seconds. Longer than any backup takes."""
 _TAG = re.compile(r"memwal-backup-(?P<time>[0-9]{8}T[0-9]{6}Z)-[0-9a-f]{8}")
+_QUERY = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+"""Names of producers that may be streaming queries of Spark, whose ids are UUIDs."""
 _TIME = "%Y%m%dT%H%M%SZ"
 _TRIES = 3
 """Attempts to create or delete a tag."""
@@ -85,7 +84,7 @@ def back_up(run: BackupRun, *, resume: bool = False) -> Record:
     InvalidBackup, before anything is written; BackupOvertaken; Corrupt if the table is damaged; OutcomeUnknown,
     StoreUnavailable, StoreRefused, OSError of either storage.
     """
-    run.retry_reads()
+
     began = run.clock.now()
     unique = run.ids.entry_id()
     tag = f"memwal-backup-{datetime.fromtimestamp(began, UTC):{_TIME}}-{unique[:8]}"
@@ -129,11 +128,11 @@ def _finish(run: BackupRun, moment: Moment, unique: str, began: float, captured:
         captured=captured,
         finished=run.clock.now(),
         regions={str(each.region): _described(moment, each) for each in moment.regions},
-        queries={name: number for name, number in moment.frontier.items() if _is_query(name)},
+        queries={name: number for name, number in moment.frontier.items() if _QUERY.fullmatch(name)},
         objects=tuple(objects),
     )
     _expect_ours(run, unique)
-    if put_until_known(run.dest, RECORD, record.encode(), clock=run.clock, options=run.options) is not None:
+    if not run.create(RECORD, record.encode()):
         raise InvalidBackup(f"{run.dest.url('')}: another backup was finished here meanwhile; it stays")
     return record
 
@@ -148,7 +147,11 @@ def _begin(run: BackupRun, note: Mapping[str, Any], *, resume: bool) -> Record |
         raise InvalidBackup(f"{where}: it is in the table that is backed up; give a place outside of it")
     if run.dest.exists(RECORD):
         if resume and unfinished and (record := read_record(run.dest)).id == unfinished.get("id"):
-            return _cleared(run, record, unfinished)
+            if record.table != run.base.table_id:
+                raise InvalidBackup(f"{where}: a backup of another table is there; give an empty place")
+            _untag_noted(run, unfinished)
+            run.dest.delete(BACKING_UP)
+            return record
         raise InvalidBackup(f"{where}: a backup is there already; give an empty place")
     if unfinished is None and run.dest.list_some("", 1):
         raise InvalidBackup(f"{where}: it is not empty; give an empty place")
@@ -159,32 +162,20 @@ def _begin(run: BackupRun, note: Mapping[str, Any], *, resume: bool) -> Record |
             f"{where}: an unfinished backup is there; if no process works on it, go on with --resume, else give "
             "another place"
         )
-    _mark(run, note, unfinished)
+    if unfinished is not None:
+        _untag_noted(run, unfinished)
+    if not run.mark(BACKING_UP, note, replace=unfinished is not None):
+        raise InvalidBackup(f"{where}: another backup has begun here just now; give another place")
     _remove_tags(run.base.dataset, run.clock.now() - TAGS_KEPT)
     return None
 
 
-def _mark(run: BackupRun, note: Mapping[str, Any], unfinished: Mapping[str, Any] | None) -> None:
-    """Create the marker, or replace that of an unfinished backup after removing its tag."""
-    data = json.dumps(note).encode()
-    if unfinished is None:
-        ours = put_until_known(run.dest, BACKING_UP, data, clock=run.clock, options=run.options) is None
-    else:
-        _untag_noted(run, unfinished)
-        run.dest.remove_leftovers("")
-        run.dest.put(BACKING_UP, data)
-        ours = run.dest.get(BACKING_UP) == data
-    if not ours:
-        raise InvalidBackup(f"{run.dest.url('')}: another backup has begun here just now; give another place")
-
-
-def _cleared(run: BackupRun, record: Record, note: Mapping[str, Any]) -> Record:
-    """Run step 9 of a finished backup whose process was killed before it."""
-    if record.table != run.base.table_id:
-        raise InvalidBackup(f"{run.dest.url('')}: a backup of another table is there; give an empty place")
-    _untag_noted(run, note)
-    run.dest.delete(BACKING_UP)
-    return record
+def _remove_tags(dataset: lance.LanceDataset, before: float) -> None:
+    for name in tags_of(dataset):
+        if (parsed := _TAG.fullmatch(name)) is not None:
+            made = datetime.strptime(parsed["time"], _TIME).replace(tzinfo=UTC)
+            if made.timestamp() < before:
+                _untag(dataset, name)
 
 
 def _untag_noted(run: BackupRun, note: Mapping[str, Any]) -> None:
@@ -193,40 +184,26 @@ def _untag_noted(run: BackupRun, note: Mapping[str, Any]) -> None:
         _untag(run.base.dataset, note["tag"])
 
 
-def _remove_tags(dataset: lance.LanceDataset, before: float) -> None:
-    for name in tags_of(dataset):
-        parsed = _TAG.fullmatch(name)
-        if parsed is None:
-            continue
-        made = datetime.strptime(parsed["time"], _TIME).replace(tzinfo=UTC).timestamp()
-        if made < before:
-            _untag(dataset, name)
-
-
 @contextmanager
 def _tagged(base: BaseTable, tag: str) -> Iterator[None]:
     """Keep a version of the base, and the SSTs needed beside it, while the context lasts."""
     try:
-        _tag(base, tag)
+        for attempt in range(1, _TRIES + 1):
+            try:
+                base.dataset.tags.create(tag, base.version)
+                break
+            except (OSError, ValueError) as error:
+                if (made := tags_of(base.dataset).get(tag)) and int(made["version"]) == base.version:
+                    break  # the answer to an earlier attempt was lost
+                if not base.is_kept():
+                    raise Vanished(f"version {base.version}") from error
+                if attempt == _TRIES:
+                    raise OSError(
+                        f"{base.uri}: cannot tag version {base.version}, which may be deleted: {error}"
+                    ) from error
         yield
     finally:
         _untag(base.dataset, tag)
-
-
-def _tag(base: BaseTable, tag: str) -> None:
-    for attempt in range(1, _TRIES + 1):
-        try:
-            base.dataset.tags.create(tag, base.version)
-            return
-        except (OSError, ValueError) as error:
-            if (made := tags_of(base.dataset).get(tag)) and int(made["version"]) == base.version:
-                return  # the answer to an earlier attempt was lost
-            if not base.is_kept():
-                raise Vanished(f"version {base.version}") from error
-            if attempt == _TRIES:
-                raise OSError(
-                    f"{base.uri}: cannot tag version {base.version}, which may be deleted: {error}"
-                ) from error
 
 
 def _untag(dataset: lance.LanceDataset, tag: str) -> None:
@@ -276,11 +253,3 @@ def _described(moment: Moment, each: RegionMoment) -> CopiedRegion:
         committed=committed,
         ssts=sum(sst.generation > committed for sst in manifest.ssts),
     )
-
-
-def _is_query(name: str) -> bool:
-    """Return whether a producer may be a streaming query of Spark, whose ids are UUIDs."""
-    try:
-        return str(UUID(name)) == name
-    except ValueError:
-        return False

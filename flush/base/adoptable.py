@@ -19,9 +19,11 @@ import lance
 import numpy as np
 import pyarrow as pa
 
-from memwal.flush.base.row_hash import Hashes, row_hashes
+from memwal.flush.base.row_hash import row_hashes
+from memwal.flush.base.siphash import Hashes
 from memwal.flush.errors import UnsupportedTable
 from memwal.memtable import InvalidRows, unsupported
+from memwal.wal.codec.lance_arrays import has_struct
 
 _HELD = 1 << 23
 """Hashes in memory at once: 64 MiB, and the same again to sort them."""
@@ -46,8 +48,19 @@ def unsupported_columns(dataset: lance.LanceDataset) -> dict[str, str]:
 
     Another program, or an older memwal, may have added them.
     """
-    reasons = ((field.name, _unfit_column(field, dataset.data_storage_version)) for field in dataset.schema)
-    return {name: reason for name, reason in reasons if reason is not None}
+    reasons = {}
+    for field in dataset.schema:
+        kind = field.type
+        is_blob = isinstance(kind, pa.BaseExtensionType) and kind.extension_name.startswith("lance.blob")
+        if is_blob or _BLOB in (field.metadata or {}):
+            reasons[field.name] = (
+                f"column {field.name!r} is a blob column, and scans do not return the bytes of those: {_COPY}"
+            )
+        elif (reason := unsupported(field)) is not None:
+            reasons[field.name] = reason
+        elif (reason := unfit_for_files(pa.schema([field]), dataset.data_storage_version)) is not None:
+            reasons[field.name] = f"{reason}: {_COPY}"
+    return reasons
 
 
 def unfit_for_files(schema: pa.Schema, version: str) -> str | None:
@@ -56,21 +69,12 @@ def unfit_for_files(schema: pa.Schema, version: str) -> str | None:
     A delete is a row of nulls, so every struct may be null.
     """
     for field in schema:
-        if version == "2.0" and _has_struct(field.type):
+        if version == "2.0" and has_struct(field.type):
             return (
                 f"column {field.name!r} has the type {field.type}, and files of the format 2.0 hold no null structs, "
                 "which a delete needs"
             )
     return None
-
-
-def _unfit_column(field: pa.Field, version: str) -> str | None:
-    if _BLOB in (field.metadata or {}) or _is_blob(field.type):
-        return f"column {field.name!r} is a blob column, and scans do not return the bytes of those: {_COPY}"
-    if (reason := unsupported(field)) is not None:
-        return reason
-    reason = unfit_for_files(pa.schema([field]), version)
-    return None if reason is None else f"{reason}: {_COPY}"
 
 
 def expect_fit(uri: str, dataset: lance.LanceDataset) -> None:
@@ -139,13 +143,3 @@ def _hash(keys: pa.RecordBatch) -> Hashes:
 def _repeated(hashes: Hashes) -> Hashes:
     hashes.sort()
     return np.unique(hashes[1:][hashes[1:] == hashes[:-1]])
-
-
-def _is_blob(kind: pa.DataType) -> bool:
-    return isinstance(kind, pa.BaseExtensionType) and kind.extension_name.startswith("lance.blob")
-
-
-def _has_struct(kind: pa.DataType) -> bool:
-    if isinstance(kind, pa.BaseExtensionType):
-        return _has_struct(kind.storage_type)
-    return bool(pa.types.is_struct(kind)) or any(_has_struct(kind.field(n).type) for n in range(kind.num_fields))

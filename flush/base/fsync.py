@@ -20,7 +20,6 @@ import fcntl
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,8 @@ import lance
 
 from memwal.flush.base.manifest import manifest_names
 from memwal.wal.layout import SYNCED_KEY, UNSYNCED_KEY
-from memwal.wal.store.local import TEMPORARY, sync_names
+from memwal.wal.parallel_map import each
+from memwal.wal.store.local import TEMPORARY, sync_names, sync_path
 
 RECENT = 32
 """Versions. A commit and the maintenance after it create fewer."""
@@ -149,15 +149,6 @@ def local_root(dataset: lance.LanceDataset) -> Path | None:
     return root if root.is_dir() else None
 
 
-def _sync_all(paths: Sequence[Path], refused: Refused) -> None:
-    """Fsync `paths` in any order. Each thread takes a share: a task costs more than the fsync of a clean file."""
-    if len(paths) < _PARALLEL_FROM:
-        _sync_each(paths, refused)
-        return
-    with ThreadPoolExecutor(_WORKERS, "memwal-sync") as pool:
-        list(pool.map(lambda share: _sync_each(share, refused), (paths[start::_WORKERS] for start in range(_WORKERS))))
-
-
 def _sync_each(paths: Sequence[Path], refused: Refused) -> None:
     """Fsync `paths`; call `refused` for each whose fsync fails. Raises OSError if one cannot be opened."""
     for path in paths:
@@ -171,15 +162,6 @@ def _sync_each(paths: Sequence[Path], refused: Refused) -> None:
                 os.close(descriptor)
 
 
-def sync_path(path: Path) -> None:
-    """Fsync one file or directory. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 # ---- files whose fsync failed ---------------------------------------------------------------------------------------
 
 
@@ -189,10 +171,20 @@ def _sync_or_note(root: Path, files: Sequence[Path], directories: Sequence[Path]
 
     def refused(path: Path, error: OSError) -> None:
         failed[path] = error
-        _note_lost(root, path)
+        if not (identity := _identity(path)):
+            return
+        lost = {_name(root, path): identity}
+        try:
+            with alone(root):
+                _write(root / UNSYNCED_KEY, {"files": _lost(root) | lost})
+        except OSError:
+            _LOST_HERE.setdefault(root, {}).update(lost)
 
     _expect_none_lost(root, [*files, *directories])
-    _sync_all(files, refused)
+    # In any order. Each thread takes a share: a task costs more than the fsync of a clean file.
+    workers = 1 if len(files) < _PARALLEL_FROM else _WORKERS
+    shares = [files[start::workers] for start in range(workers)]
+    list(each(lambda share: _sync_each(share, refused), shares, workers))
     _sync_each(directories, refused)
     for path, error in failed.items():
         raise OSError(error.errno, f"{path}: its sync to the disk failed: {error.strerror}") from error
@@ -209,17 +201,6 @@ def _expect_none_lost(root: Path, paths: Sequence[Path]) -> None:
                 f"version: rows stay in the log and in SSTs. Copy the table, without {UNSYNCED_KEY}, to a sound disk, "
                 "and verify the copy",
             )
-
-
-def _note_lost(root: Path, path: Path) -> None:
-    if not (identity := _identity(path)):
-        return
-    found = {_name(root, path): identity}
-    try:
-        with alone(root):
-            _write(root / UNSYNCED_KEY, {"files": _lost(root) | found})
-    except OSError:
-        _LOST_HERE.setdefault(root, {}).update(found)
 
 
 def _lost(root: Path) -> Lost:

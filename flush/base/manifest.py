@@ -31,10 +31,11 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf import descriptor_pb2
 from google.protobuf.message import DecodeError
 
 from memwal.wal import Corrupt, ObjectStore
+from memwal.wal.region_manifest import MessageFields, message_classes
 
 MEM_WAL_INDEX = "__lance_mem_wal"
 COMMITTED = "memwal:committed"
@@ -44,7 +45,7 @@ _MAGIC = b"LANC"
 _MANIFEST_KEY = re.compile(r"_versions/(?P<number>[0-9]{1,20})\.manifest")
 _REVERSED_DIGITS = 20
 _Field = descriptor_pb2.FieldDescriptorProto
-MessageFields = Mapping[str, tuple[tuple[int, str, int | str], ...]]
+
 _FIELDS: MessageFields = {
     "UUID": ((1, "uuid", _Field.TYPE_BYTES),),
     "CompactedSsTable": ((1, "shard_id", "UUID"), (2, "generation", _Field.TYPE_UINT64)),
@@ -134,7 +135,13 @@ def renumber_fields(store: ObjectStore, directory: str, ids: Sequence[int]) -> N
     """
     key, data = manifest_file(store, f"{directory}/", 1)
     with named_errors(key):
-        renumbered = _renumbered(data, ids)
+        position, manifest = _manifest(data)
+        new = dict(zip((field.id for field in manifest.fields), ids, strict=True))
+        for field in manifest.fields:
+            field.id, field.parent_id = new[field.id], new.get(field.parent_id, field.parent_id)
+        for file in (file for fragment in manifest.fragments for file in fragment.files):
+            file.fields[:] = [new[id] for id in file.fields]
+        renumbered = with_manifest(data, position, manifest)
     if renumbered != data:
         store.put(key, renumbered)
 
@@ -172,16 +179,6 @@ def named_errors(key: str) -> Iterator[None]:
         yield
     except (DecodeError, ValueError, KeyError, struct.error) as error:
         raise Corrupt(f"{key}: cannot be parsed as a Lance table manifest: {error}") from error
-
-
-def _renumbered(data: bytes, ids: Sequence[int]) -> bytes:
-    position, manifest = _manifest(data)
-    new = dict(zip((field.id for field in manifest.fields), ids, strict=True))
-    for field in manifest.fields:
-        field.id, field.parent_id = new[field.id], new.get(field.parent_id, field.parent_id)
-    for file in (file for fragment in manifest.fragments for file in fragment.files):
-        file.fields[:] = [new[id] for id in file.fields]
-    return with_manifest(data, position, manifest)
 
 
 def with_manifest(data: bytes, position: int, manifest: Any) -> bytes:
@@ -253,39 +250,6 @@ def message_at(kind: Any, data: bytes, position: int) -> Any:
     message = kind()
     message.ParseFromString(data[position + 4 : position + 4 + length])
     return message
-
-
-def message_classes(package: str, messages: MessageFields, names: Sequence[str]) -> list[Any]:
-    """Return the protobuf classes `names` among `messages`, which give number, name and kind of each field.
-
-    A kind is a protobuf type, "optional u64", "int32[]", the name of a message, or a name with "[]". `package`:
-    name of the new descriptor pool's package.
-    """
-    file = descriptor_pb2.FileDescriptorProto(name=f"{package}.proto", package=package, syntax="proto3")
-    for message_name, fields in messages.items():
-        message = file.message_type.add(name=message_name)
-        for number, name, kind in fields:
-            field = message.field.add(name=name, number=number, label=_Field.LABEL_OPTIONAL)
-            _set_type(package, message, field, kind)
-    pool = descriptor_pool.DescriptorPool()
-    pool.AddSerializedFile(file.SerializeToString())
-    return [message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{package}.{name}")) for name in names]
-
-
-def _set_type(package: str, message: Any, field: Any, kind: int | str) -> None:
-    if isinstance(kind, int):
-        field.type = kind
-    elif kind == "optional u64":
-        # Absence differs from zero; proto3 expresses this as a one-member oneof.
-        field.type, field.proto3_optional = _Field.TYPE_UINT64, True
-        field.oneof_index = len(message.oneof_decl)
-        message.oneof_decl.add(name=f"_{field.name}")
-    elif kind == "int32[]":
-        field.type, field.label = _Field.TYPE_INT32, _Field.LABEL_REPEATED
-    else:
-        field.type, field.type_name = _Field.TYPE_MESSAGE, f".{package}.{kind.removesuffix('[]')}"
-        if kind.endswith("[]"):
-            field.label = _Field.LABEL_REPEATED
 
 
 _MANIFEST, _INDEX_SECTION, _DETAILS = message_classes(

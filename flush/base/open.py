@@ -127,12 +127,8 @@ class LanceCaches:
         self._index = size_max - self._metadata
         self._lock = threading.Lock()
         self._opened: set[str] = set()
-        self._session = self._new()
-
-    @property
-    def session(self) -> Session:
+        self.session = self._new()
         """The present session, to open a dataset with."""
-        return self._session
 
     def opened(self, dataset: lance.LanceDataset) -> None:
         """Record that `dataset`, the newest version, was opened; begin a new session if too many segments are dead."""
@@ -140,7 +136,7 @@ class LanceCaches:
         with self._lock:
             self._opened |= live
             if len(self._opened) - len(live) > DEAD_MAX:
-                self._opened, self._session = live, self._new()
+                self._opened, self.session = live, self._new()
 
     def _new(self) -> Session:
         return Session(index_cache_size_bytes=self._index, metadata_cache_size_bytes=self._metadata)

@@ -21,13 +21,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from memwal.flush.base.siphash import siphash13
-
-Hashes = npt.NDArray[np.uint64]
+from memwal.flush.base.siphash import Hashes, siphash13
 
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -47,7 +44,7 @@ def row_hashes(columns: Iterable[tuple[int, pa.Array]], rows: int) -> Hashes:
     """Return the hash of each row: uint64 [rows]. `columns`: field id and `rows` values of each column. Pure."""
     total = np.zeros(rows, dtype=np.uint64)
     for number, values in columns:
-        total += _salted(values, number)
+        total += _without_nulls(values, mixed(value_hashes(values) + _places(1, number)[0]))
     return total
 
 
@@ -57,11 +54,6 @@ def is_hashed(kind: pa.DataType) -> bool:
     return not nested
 
 
-def _salted(values: pa.Array, number: int) -> Hashes:
-    """Return what the column with the field id `number` adds to the hash of each row."""
-    return _without_nulls(values, mixed(value_hashes(values) + _places(1, number)[0]))
-
-
 def value_hashes(values: pa.Array) -> Hashes:
     """Return the hash of each value, undefined for nulls: uint64 [len(values)]."""
     kind = values.type
@@ -69,8 +61,8 @@ def value_hashes(values: pa.Array) -> Hashes:
         return value_hashes(values.storage)
     if not len(values) or pa.types.is_null(kind):
         return np.zeros(len(values), dtype=np.uint64)
-    for is_kind, hashes in _KINDS:
-        if is_kind(kind):
+    for kinds, hashes in _KINDS:
+        if any(is_kind(kind) for is_kind in kinds):
             return hashes(values)
     raise TypeError(f"rows with a column of type {kind} have no hash")
 
@@ -162,28 +154,12 @@ def _structs(values: pa.StructArray) -> Hashes:
 _types = pa.types
 
 
-def _is_wide(kind: pa.DataType) -> bool:
-    return bool(_types.is_decimal(kind) or _types.is_fixed_size_binary(kind))
-
-
-def _is_bytes(kind: pa.DataType) -> bool:
-    return bool(_types.is_binary(kind) or _types.is_large_binary(kind))
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(_types.is_string(kind) or _types.is_large_string(kind))
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(_types.is_list(kind) or _types.is_large_list(kind))
-
-
-_KINDS: Sequence[tuple[Callable[[pa.DataType], bool], Callable[[pa.Array], Hashes]]] = (
-    (_is_wide, _wide),
-    (_is_bytes, _bytes),
-    (_is_text, _text),
-    (_is_list, _lists),
-    (_types.is_fixed_size_list, _vectors),
-    (_types.is_struct, _structs),
-    (_types.is_primitive, _fixed),
+_KINDS: Sequence[tuple[Sequence[Callable[[pa.DataType], bool]], Callable[[pa.Array], Hashes]]] = (
+    ((_types.is_decimal, _types.is_fixed_size_binary), _wide),
+    ((_types.is_binary, _types.is_large_binary), _bytes),
+    ((_types.is_string, _types.is_large_string), _text),
+    ((_types.is_list, _types.is_large_list), _lists),
+    ((_types.is_fixed_size_list,), _vectors),
+    ((_types.is_struct,), _structs),
+    ((_types.is_primitive,), _fixed),
 )

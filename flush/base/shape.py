@@ -11,6 +11,7 @@ row is never matched with another column. `_tombstone` comes last, with the high
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -111,17 +112,16 @@ def version_without(dataset: lance.LanceDataset, column: str, number: int, after
     `after`: a version with that field name. Cleaned-up versions are unknown: the oldest remaining version counts
     instead.
     """
-    low, high = after, dataset.version
-    while high - low > 1:
-        middle = (low + high) // 2
+
+    def lacks(version: int) -> bool:
         try:
-            fields = dataset.checkout_version(middle).lance_schema.fields()
+            fields = dataset.checkout_version(version).lance_schema.fields()
         except (OSError, ValueError):
-            low = middle
-            continue
-        has_column = any((field.name(), field.id()) == (column, number) for field in fields)
-        low, high = (middle, high) if has_column else (low, middle)
-    return int(high)
+            return False
+        return all((field.name(), field.id()) != (column, number) for field in fields)
+
+    last = int(dataset.version)
+    return min(last, after + 1 + bisect_left(range(after + 1, last), True, key=lacks))
 
 
 def row_field_ids(dataset: lance.LanceDataset, columns: Collection[str]) -> tuple[int, ...]:

@@ -73,7 +73,10 @@ class BucketHash:
         # Only the column itself: its values alone are hashed, not its id and not other columns.
         self._schema: Any = LanceSchema.from_pyarrow(pa.schema([pa.field(field.name, field.type, nullable=False)]))
         self._binary = pa.types.is_binary(field.type) or pa.types.is_large_binary(field.type)
-        self._spec = _bucket_spec(self._schema, field.name, buckets)
+        (source,) = (column.id() for column in self._schema.fields() if column.name() == field.name)
+        transform = ShardingField("bucket", [source], "bucket", None, "int32", {"num_buckets": str(buckets)})
+        # Otherwise Lance makes the dict at every call: half the time for one key.
+        self._spec: Mapping[str, Any] = asdict(ShardingSpec(1, [transform]))
 
     def __call__(self, rows: pa.Table | pa.RecordBatch) -> Buckets:
         """Return the bucket of every row, int32 in row order."""
@@ -81,16 +84,14 @@ class BucketHash:
             return np.zeros(rows.num_rows, dtype=np.int32)
         column = rows.column(self._column)
         chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
-        evaluate = self._by_siphash if self._binary else self._by_lance
-        return np.concatenate([evaluate(chunk) for chunk in chunks if len(chunk)])
+        return np.concatenate([self._of(chunk) for chunk in chunks if len(chunk)])
 
-    def _by_lance(self, values: pa.Array) -> Buckets:
+    def _of(self, values: pa.Array) -> Buckets:
+        if self._binary:
+            return _scaled(siphash13(values.cast(pa.binary())), self._buckets)
         batch = pa.RecordBatch.from_arrays([values], names=[self._column])
         evaluated = evaluate_sharding_spec(batch, self._spec, self._schema)
         return np.asarray(evaluated.column(0).to_numpy(zero_copy_only=False), dtype=np.int32)
-
-    def _by_siphash(self, values: pa.Array) -> Buckets:
-        return _scaled(siphash13(values.cast(pa.binary())), self._buckets)
 
 
 class RowHash:
@@ -127,14 +128,6 @@ def _parts(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
 def _scaled(hashes: npt.NDArray[np.uint64], buckets: int) -> Buckets:
     """Map hashes to 0 .. buckets-1 by their upper half."""
     return (((hashes >> np.uint64(32)) * np.uint64(buckets)) >> np.uint64(32)).astype(np.int32)
-
-
-def _bucket_spec(schema: Any, column: str, buckets: int) -> Mapping[str, Any]:
-    (source,) = (field.id() for field in schema.fields() if field.name() == column)
-    transform = ShardingField("bucket", [source], "bucket", None, "int32", {"num_buckets": str(buckets)})
-    return asdict(
-        ShardingSpec(1, [transform])
-    )  # otherwise Lance makes the dict at every call: half the time for one key
 
 
 Regions = tuple[UUID, ...]

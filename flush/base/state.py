@@ -27,17 +27,16 @@ from uuid import UUID
 from google.protobuf import descriptor_pb2
 
 from memwal.flush.base.manifest import (
-    MessageFields,
     manifest_file,
     manifest_position,
     manifest_version,
     message_at,
-    message_classes,
     named_errors,
     progress,
     with_manifest,
 )
 from memwal.wal import ObjectStore
+from memwal.wal.region_manifest import MessageFields, message_classes
 
 _Field = descriptor_pb2.FieldDescriptorProto
 _TEXT, _BYTES, _U64, _I32 = _Field.TYPE_STRING, _Field.TYPE_BYTES, _Field.TYPE_UINT64, _Field.TYPE_INT32

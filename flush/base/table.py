@@ -348,8 +348,17 @@ def _view(uri: str, dataset: lance.LanceDataset, store: ObjectStore) -> BaseTabl
     routed_ids = setup.routed_ids or setup.append_ids
     complete_columns = set(routed_ids) <= set(columns.values())
     present = complete_columns and (bool(key) or setup.append_by is not None)
-    _expect_routed_columns(uri, dataset, setup, present=present)
-    rules = setup.rules._replace(version=_version_column(uri, dataset, setup.version_id))
+    if not present and setup.append_by != ():  # (): all columns route rows
+        raise UnsupportedTable(
+            f"{uri}: its {'key' if setup.append_by is None else 'regions.by'} columns are missing in version "
+            f"{dataset.version}; restore a version that has them"
+        )
+    names = {number: name for name, number in columns.items()}
+    if setup.version_id is not None and setup.version_id not in names:
+        raise UnsupportedTable(
+            f"{uri}: its version column is missing in version {dataset.version}; restore a version that has it"
+        )
+    version_column = "" if setup.version_id is None else names[setup.version_id]
     regions, version = bucket_regions(setup.buckets), setup.routing
     if setup.wal_format == "arrow":
         regions = published_regions(uri, details, key[0], field_id(dataset, key[0]))
@@ -369,7 +378,7 @@ def _view(uri: str, dataset: lance.LanceDataset, store: ObjectStore) -> BaseTabl
         regions=regions,
         routing_version=version,
         wal_format=setup.wal_format,
-        rules=rules,
+        rules=setup.rules._replace(version=version_column),
         ttl=_present_ttl(setup, schema, columns),
         committed=done.committed,
         marked=done.marked,
@@ -386,26 +395,6 @@ def _remedy(column: tuple[str, str], version: int) -> str:
     return (
         f"{reason}; memwal cannot hold it since version {version} or an earlier one: drop it with "
         f"LanceDataset.drop_columns([{name!r}]), or restore a version without it"
-    )
-
-
-def _expect_routed_columns(uri: str, dataset: lance.LanceDataset, setup: Setup, *, present: bool) -> None:
-    """Reject a version without the columns that route rows, unless all columns route them, ()."""
-    if not present and setup.append_by != ():
-        raise UnsupportedTable(
-            f"{uri}: its {'key' if setup.append_by is None else 'regions.by'} columns are missing in version "
-            f"{dataset.version}; restore a version that has them"
-        )
-
-
-def _version_column(uri: str, dataset: lance.LanceDataset, version_id: int | None) -> str:
-    if version_id is None:
-        return ""
-    for name, number in column_ids(dataset).items():
-        if number == version_id:
-            return name
-    raise UnsupportedTable(
-        f"{uri}: its version column is missing in version {dataset.version}; restore a version that has it"
     )
 
 

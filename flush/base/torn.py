@@ -61,7 +61,7 @@ from memwal.flush.base.open import open_dataset
 from memwal.flush.base.setup import REGIONS, has_claims
 from memwal.flush.base.state import Fragment, TableState, read_state, versions
 from memwal.wal import Corrupt, ObjectStore
-from memwal.wal.store.local import sync_directory
+from memwal.wal.store.local import sync_path
 
 TORN = ".torn"
 """Suffix of the names of manifests that were set aside."""
@@ -86,7 +86,7 @@ def set_torn_versions_aside(store: ObjectStore, uri: str) -> list[int]:
                 path.rename(_unused(path))
         if torn:
             (root / _HINT).unlink(missing_ok=True)
-            sync_directory(root / "_versions")
+            sync_path(root / "_versions")
         _set_torn_tags_aside(root / _TAGS)
     if torn:
         numbers = ", ".join(map(str, reversed(torn)))
@@ -106,7 +106,7 @@ def _set_torn_tags_aside(tags: Path) -> None:
             continue
         except ValueError:
             path.rename(_unused(path))
-            sync_directory(tags)
+            sync_path(tags)
             _LOG.warning(
                 "%s: a power cut left this tag torn, and no tag could be listed; it was renamed to *%s. A tag that is "
                 "still needed must be made again", path, TORN,

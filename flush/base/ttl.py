@@ -75,7 +75,11 @@ class Expiry:
     @staticmethod
     def at(ttl: Ttl, kind: pa.DataType, now: float) -> Expiry:
         """Return what has expired at `now`, Unix time in seconds, by a column of the type `kind`."""
-        return Expiry(ttl.column, kind, _units(kind, round(now * 1e6) - round(ttl.seconds * 1e6)))
+        microseconds = round(now * 1e6) - round(ttl.seconds * 1e6)
+        if pa.types.is_date32(kind):
+            return Expiry(ttl.column, kind, -(-microseconds // _MICROSECONDS_PER_DAY))
+        per_second = 10**3 if pa.types.is_date(kind) else _PER_SECOND[kind.unit]
+        return Expiry(ttl.column, kind, -(-microseconds * per_second // 10**6))  # rounded up
 
     @property
     def live(self) -> str:
@@ -113,27 +117,13 @@ class Expiry:
 
     @property
     def _bound(self) -> str:
-        return f"arrow_cast({self.least}, '{_lance_type(self.kind)}')"
+        kind = self.kind
+        if pa.types.is_date(kind):
+            return f"arrow_cast({self.least}, '{'Date32' if pa.types.is_date32(kind) else 'Date64'}')"
+        zone = "None" if kind.tz is None else f'Some("{kind.tz}")'
+        return f"arrow_cast({self.least}, 'Timestamp({_UNITS[kind.unit]}, {zone})')"
 
 
 def integers(values: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return the values of a time column as integers in its unit."""
     return values.cast(pa.int32() if pa.types.is_date32(values.type) else pa.int64())
-
-
-def _units(kind: pa.DataType, microseconds: int) -> int:
-    """Return `microseconds` since 1970 in the unit of `kind`, rounded up."""
-    if pa.types.is_date32(kind):
-        return -(-microseconds // _MICROSECONDS_PER_DAY)
-    return -(-microseconds * _per_second(kind) // 10**6)
-
-
-def _per_second(kind: pa.DataType) -> int:
-    return 10**3 if pa.types.is_date(kind) else _PER_SECOND[kind.unit]
-
-
-def _lance_type(kind: pa.DataType) -> str:
-    if pa.types.is_date(kind):
-        return "Date32" if pa.types.is_date32(kind) else "Date64"
-    zone = "None" if kind.tz is None else f'Some("{kind.tz}")'
-    return f"Timestamp({_UNITS[kind.unit]}, {zone})"

@@ -28,9 +28,9 @@ from google.protobuf import descriptor_pb2
 from lance.file import LanceFileReader, LanceFileSession
 
 from memwal.flush.base.existing_indexes import has_files
-from memwal.flush.base.manifest import MessageFields, message_classes
 from memwal.memtable import IndexSpec, VectorModel
 from memwal.wal.panics import as_exception, panics_as_errors
+from memwal.wal.region_manifest import MessageFields, message_classes
 
 _LOG = logging.getLogger("memwal.models")
 _Field = descriptor_pb2.FieldDescriptorProto

@@ -93,16 +93,13 @@ class VersionFiles:
         keys += [fragment.deletion_file for fragment in state.fragments.values() if fragment.deletion_file]
         keys += [f"{_INDICES}{segment}" for segments in state.indexes.values() for segment in segments]
         keys += [state.transaction_key, f"{_VERSIONS}{state.version}"]
-        sizes = self._sizes
-        return {key: sizes[key] for key in keys if key in sizes}
-
-    def everything(self) -> Files:
-        """Return all files of the base table, including those without a version."""
-        return self._sizes
+        return {key: self.sizes[key] for key in keys if key in self.sizes}
 
     @cached_property
-    def _sizes(self) -> Counter[str]:
-        """Size of each file; for directories of large values and of index segments, the sum."""
+    def sizes(self) -> Counter[str]:
+        """Size of each file of the base table, those without a version too; of directories of large values and of index
+        segments, the sum.
+        """
         sizes: Counter[str] = Counter()
         for folder in (_DATA, _DELETIONS, _TRANSACTIONS, _INDICES):
             for info in self._store.describe(folder):

@@ -83,7 +83,7 @@ class AppendedRows:
         try:
             with panics_as_errors:
                 written = write_fragments(
-                    self._reader(),
+                    pa.RecordBatchReader.from_batches(base.schema, self._batches()),
                     base.dataset,
                     schema=base.schema,
                     mode="append",
@@ -120,9 +120,6 @@ class AppendedRows:
             )
         sizes = [file.file_size_bytes or 0 for fragment in self._fragments for file in fragment.files]
         return Written(inserted=self._rows, files=len(sizes), bytes=sum(sizes))
-
-    def _reader(self) -> pa.RecordBatchReader:
-        return pa.RecordBatchReader.from_batches(self._base.schema, self._batches())
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from uuid import UUID
 
@@ -15,7 +14,9 @@ from memwal.flush.commits.plan import RegionPlan
 from memwal.flush.commits.report import is_failure
 from memwal.flush.sst.files import read_sst
 from memwal.memtable import TOMBSTONE
+from memwal.memtable.arrays import Mask
 from memwal.wal import ObjectStore, SsTable
+from memwal.wal.parallel_map import each
 
 _READERS = 4
 """SSTs read concurrently. On an object store, opening one takes a few round trips; on a disk, Lance uses all cores for
@@ -111,10 +112,7 @@ def _read_all(
                 raise
             return error
 
-    if len(ssts) < 2:
-        return [read(region_sst) for region_sst in ssts]
-    with ThreadPoolExecutor(_READERS, thread_name_prefix="commit-read") as readers:
-        return list(readers.map(read, ssts))
+    return list(each(read, ssts, _READERS if len(ssts) > 1 else 1))
 
 
 def _kept(rows: pa.Table, mask: Mask) -> pa.Table:
@@ -124,7 +122,6 @@ def _kept(rows: pa.Table, mask: Mask) -> pa.Table:
     return rows.filter(pa.array(mask)) if mask.any() else rows.slice(0, 0)
 
 
-Mask = npt.NDArray[np.bool_]
 Codes = npt.NDArray[np.int64]
 
 
@@ -145,7 +142,17 @@ def newest_per_key(generations: Sequence[pa.Table], key: Sequence[str]) -> list[
     if not generations:
         return []
     rows = pa.concat_tables([table.select([*key, TOMBSTONE]) for table in generations])
-    newest = _last_of_each(rows.select(list(key)))
+    newest = np.zeros(rows.num_rows, dtype=bool)  # the last row of each distinct key
+    if rows.num_rows:
+        # A code per row, equal for equal keys. Arrow's hash of one column takes a third of the time of its `group_by`.
+        # Further columns are added one by one, and the codes are renumbered each time, so that they stay below rows
+        # squared.
+        (codes, count), *others = (_codes(rows.column(name)) for name in key)
+        for column_codes, width in others:
+            codes, count = _codes(pa.chunked_array([pa.array(codes * width + column_codes)]))
+        last = np.empty(count, dtype=np.int64)
+        last[codes] = np.arange(rows.num_rows)  # of several rows with one code NumPy keeps the last
+        newest[last] = True
     tombstone = rows.column(TOMBSTONE).to_numpy().astype(bool)
     bounds = np.cumsum([table.num_rows for table in generations])[:-1]
     deletes = np.split(newest & tombstone, bounds)
@@ -157,30 +164,6 @@ def all_newest(generation: pa.Table) -> Newest:
     """Return `newest_per_key` of one table that holds every key once, without reading its keys."""
     tombstone = generation.column(TOMBSTONE).to_numpy().astype(bool)
     return Newest(tombstone, ~tombstone)
-
-
-def _last_of_each(keys: pa.Table) -> Mask:
-    """Return a mask that is True at the last row of each distinct key."""
-    mask = np.zeros(keys.num_rows, dtype=bool)
-    if keys.num_rows:
-        codes, count = _coded(keys)
-        last = np.empty(count, dtype=np.int64)
-        last[codes] = np.arange(keys.num_rows)  # of several rows with one code NumPy keeps the last
-        mask[last] = True
-    return mask
-
-
-def _coded(keys: pa.Table) -> tuple[Codes, int]:
-    """Return a code per row, equal for equal keys, and the number of codes. Requires at least one row.
-
-    Arrow's hash of one column takes a third of the time of its `group_by`. Further columns are added one by one, and
-    the codes are renumbered each time, so that they stay below rows squared.
-    """
-    first, *others = (_codes(column) for column in keys.columns)
-    codes, count = first
-    for column_codes, width in others:
-        codes, count = _codes(pa.chunked_array([pa.array(codes * width + column_codes)]))
-    return codes, count
 
 
 def _codes(column: pa.ChunkedArray) -> tuple[Codes, int]:

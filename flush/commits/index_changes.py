@@ -56,7 +56,11 @@ def add_index(base: BaseTable, spec: IndexSpec, clock: Clock) -> IndexSpec:
             return _same(spec, declared)
         check_indexes(newest.schema, [spec])
         (whole,) = with_existing_indexes(newest.uri, dataset, [spec])
-        _expect_free_name(newest, whole)
+        for other in newest.indexes:
+            if other.name == whole.name:  # a renamed column keeps the name of its index
+                raise InvalidRows(
+                    f"the index on {other.column!r} is called {whole.name}; drop that one first", column=whole.column
+                )
         check_indexes(newest.schema, [*newest.indexes, whole])
         _build(dataset, whole)
         _declare(newest, [*newest.indexes, whole])
@@ -112,15 +116,6 @@ def _same(wanted: IndexSpec, declared: IndexSpec) -> IndexSpec:
             column=wanted.column,
         )
     return declared
-
-
-def _expect_free_name(base: BaseTable, spec: IndexSpec) -> None:
-    """Raise InvalidRows if an index of another column has the name; a renamed column keeps the name of its index."""
-    for other in base.indexes:
-        if other.name == spec.name:
-            raise InvalidRows(
-                f"the index on {other.column!r} is called {spec.name}; drop that one first", column=spec.column
-            )
 
 
 def _build(dataset: lance.LanceDataset, spec: IndexSpec) -> None:

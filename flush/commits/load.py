@@ -44,6 +44,7 @@ leaves a permanent record of about 40 bytes in the base.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from uuid import UUID
@@ -122,20 +123,18 @@ def loaded_in(store: ObjectStore, base: BaseTable, token: str) -> int | None:
     id = load_id(token)
     if not has_landed(base.committed, id):
         return 0
+
+    def holds(version: int) -> bool:
+        try:
+            return has_landed(read_state(store, version).committed, id)
+        except Corrupt:  # cleaned up meanwhile
+            return False
+
     kept = [version for version in versions(store) if version <= base.version]
-    low, high = 0, len(kept) - 1  # after a restore: any version with the load; its predecessor decides
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if _holds(store, kept[middle], id) else (middle + 1, high)
-    known = low > 0 and kept[low - 1] == kept[low] - 1
-    return kept[low] if known else None
-
-
-def _holds(store: ObjectStore, version: int, id: UUID) -> bool:
-    try:
-        return has_landed(read_state(store, version).committed, id)
-    except Corrupt:  # cleaned up meanwhile
-        return False
+    # After a restore: any version with the load; its predecessor decides.
+    first = bisect_left(kept[:-1], True, key=holds)
+    known = first > 0 and kept[first - 1] == kept[first] - 1
+    return kept[first] if known else None
 
 
 @panics_as_errors

@@ -48,7 +48,7 @@ from lance.optimize import Compaction, CompactionOptions
 from memwal.flush.base.fsync import sync_table
 from memwal.flush.base.manifest import MEM_WAL_INDEX
 from memwal.flush.base.swap import BARRIER, append_if_unchanged
-from memwal.flush.base.version_files import StoredVersion, VersionFiles, stored_versions, tagged_versions
+from memwal.flush.base.version_files import VersionFiles, stored_versions, tagged_versions
 from memwal.flush.commits.index_catchup import train_anew
 from memwal.flush.commits.thinning import VersionRules, kept_by_age, recent_versions, within_space
 from memwal.memtable import IndexSpec
@@ -227,10 +227,15 @@ def _to_delete(
     if len(recent) == len(present):
         return []
     # Version numbers ascend with time, and no later version lacks the MemWAL index.
-    first = bisect_left(present, True, key=lambda each: _is_set_up(dataset, each.version))
+    first = bisect_left(
+        present, True, key=lambda each: dataset.checkout_version(each.version).mem_wal_index_details() is not None
+    )
     protected = {each.version for each in present[:first]} | tagged_versions(dataset)
     if changes_since is not None:
-        protected |= {each.version for each in present[_superseded(present, changes_since) :]}
+        # A reader of changes also needs the version before the one that was the newest then, to detect that the latter
+        # was the first with its progress.
+        superseded = sum(each.written <= changes_since for each in present) - 1
+        protected |= {each.version for each in present[max(superseded - 1, 0) :]}
     kept = kept_by_age(present, protected, rules, now)
     kept = within_space(kept, protected, recent, VersionFiles(store).of, rules.space_max)
     return sorted({each.version for each in present}.difference(kept))
@@ -250,20 +255,6 @@ def _raise_barrier(store: ObjectStore, dataset: lance.LanceDataset) -> None:
             if attempt == _BARRIERS or dataset.latest_version == dataset.version:
                 raise
     dataset.checkout_latest()  # type: ignore[no-untyped-call]
-
-
-def _superseded(versions: Sequence[StoredVersion], since: float) -> int:
-    """Return how many of `versions`, ascending, had a successor at `since` (Unix seconds), less one.
-
-    A reader of changes needs the version before the one that was the newest at `since`, to detect that the latter was
-    the first with its progress.
-    """
-    superseded = sum(each.written <= since for each in versions) - 1
-    return max(superseded - 1, 0)
-
-
-def _is_set_up(dataset: lance.LanceDataset, version: int) -> bool:
-    return dataset.checkout_version(version).mem_wal_index_details() is not None
 
 
 def _same_segments(dataset: lance.LanceDataset, fragments: Mapping[int, object]) -> Iterable[Sequence[int]]:

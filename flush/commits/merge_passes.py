@@ -78,23 +78,18 @@ def upsert_pass(
     Raises OSError on a conflict; CountMismatch, after the write, if the table did not change by exactly these rows.
     """
     builder = dataset.merge_insert(list(key)).when_matched_update_all().when_not_matched_insert_all()
-    given = importable_table(_with_star(rows, dataset)) if isinstance(rows, pa.Table) else rows
-    number = given.num_rows if isinstance(given, pa.Table) else number
-    done = _execute(dataset, builder, given, marker)
+    if isinstance(rows, pa.Table):
+        if "*" in dataset.schema.names and "*" not in rows.column_names:  # Lance reads a missing "*" as all columns
+            star = dataset.schema.field("*")
+            rows = rows.append_column(star, pa.nulls(rows.num_rows, star.type))
+        rows, number = importable_table(rows), rows.num_rows
+    done = _execute(dataset, builder, rows, marker)
     if done.inserted + done.updated != number:
         raise CountMismatch(
             f"{dataset.uri}: version {dataset.version} inserted {done.inserted} rows and replaced {done.updated} for "
             f"{number} keys: the table holds keys twice; remove them, and append through memwal only"
         )
     return done
-
-
-def _with_star(rows: pa.Table, dataset: lance.LanceDataset) -> pa.Table:
-    """Return `rows` with a null column "*" if the table has one: Lance reads a missing "*" as all columns."""
-    if "*" in rows.column_names or "*" not in dataset.schema.names:
-        return rows
-    star = dataset.schema.field("*")
-    return rows.append_column(star, pa.nulls(rows.num_rows, star.type))
 
 
 def _execute(

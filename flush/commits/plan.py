@@ -115,7 +115,14 @@ def uncommitted(
         if ssts:
             if ssts[0].generation > done + 1:
                 done = max(done, min(restored().get(manifest.region_id, 0), ssts[0].generation - 1))
-            _check_contiguous(manifest, ssts, done)
+            published = [sst.generation for sst in ssts]
+            wanted = list(range(done + 1, done + 1 + len(published)))
+            if published != wanted:
+                raise Corrupt(
+                    f"region {manifest.region_id}: generation {done} is committed, published next are {published}, "
+                    f"generation {min(set(wanted) - set(published))} is missing; restore its manifest from a backup, "
+                    "or the base table if that lost its newest versions"
+                )
             plans.append(RegionPlan(manifest.region_id, ssts))
     return plans
 
@@ -187,17 +194,6 @@ def agreed(key: str, first: int, data: bytes) -> tuple[int, str]:
     except (ValueError, TypeError, KeyError):
         pass
     raise Corrupt(f"{key}: {data[:80]!r} is no commit plan from generation {first}; restore it from a backup")
-
-
-def _check_contiguous(manifest: RegionManifest, ssts: Sequence[SsTable], done: int) -> None:
-    published = [sst.generation for sst in ssts]
-    wanted = list(range(done + 1, done + 1 + len(published)))
-    if published != wanted:
-        raise Corrupt(
-            f"region {manifest.region_id}: generation {done} is committed, published next are {published}, "
-            f"generation {min(set(wanted) - set(published))} is missing; restore its manifest from a backup, or the "
-            "base table if that lost its newest versions"
-        )
 
 
 def restored_generations(store: ObjectStore, newest: int) -> Mapping[UUID, int]:

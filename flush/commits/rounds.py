@@ -259,7 +259,8 @@ class Rounds(CommitRun):
             return
         if changes.deletes.num_rows and not (look_first and not rows_to_delete(dataset, changes.deletes)):
             self._done(base, delete_pass(dataset, changes.deletes), changes.deletes, stored)
-            _expect_not_overtaken(base)
+            if (version := dataset.version) > base.version + 1:  # rebased onto other commits: read the rows again
+                raise _Overtaken(f"{base.uri}: version {version} follows {base.version} in place of {base.version + 1}")
         read = dataset.version
         written = upsert_pass(dataset, changes.upserts, base.key, marker)
         if dataset.version != read + 1:
@@ -303,10 +304,3 @@ def _expect_same_progress(newest: BaseTable, read: BaseTable, region: UUID) -> N
     done = newest.committed.get(region, 0)
     if done != read.committed.get(region, 0):
         raise _Overtaken(f"{newest.uri}: version {newest.version} has committed generation {done} of {region}")
-
-
-def _expect_not_overtaken(base: BaseTable) -> None:
-    """Raise _Overtaken if Lance rebased the deletes pass onto other commits: the rows must be read again."""
-    version = base.dataset.version
-    if version > base.version + 1:
-        raise _Overtaken(f"{base.uri}: version {version} follows {base.version} in place of {base.version + 1}")

@@ -19,7 +19,7 @@ Deleting is one call per file, in any order; a crash in between and two concurre
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -88,16 +88,11 @@ def _unreferenced(store: ObjectStore, dataset: lance.LanceDataset) -> Iterator[O
         include_files=True,
         max_files=_FILES_MAX,
     )
-    keys = set(_keys((each.kind, each.path) for each in explained.candidate_files))
+    keys = set()
+    for each in explained.candidate_files:  # Lance names files by their path from the root of the storage
+        folder = _FOLDERS.get(each.kind)
+        if folder is not None and f"/{ROOT}" not in each.path:
+            _, found, name = each.path.rpartition(f"/{folder}")
+            keys |= {folder + name} if found else set()
     for folder in sorted({folder for folder in _FOLDERS.values() if any(key.startswith(folder) for key in keys)}):
-        yield from (each for each in store.describe(folder) if each.key in keys)
-
-
-def _keys(candidates: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """Yield keys below the table's root for files that Lance names by path from the root of the storage."""
-    for kind, path in candidates:
-        folder = _FOLDERS.get(kind)
-        if folder is not None and f"/{ROOT}" not in path:
-            _, found, name = path.rpartition(f"/{folder}")
-            if found:
-                yield folder + name
+        yield from (info for info in store.describe(folder) if info.key in keys)

@@ -48,7 +48,7 @@ def measured(store: ObjectStore, newest: BaseTable, orphans: Iterable[str], now:
     Raises: Corrupt, StoreUnavailable, StoreRefused.
     """
     files = VersionFiles(store)
-    sizes = files.everything()
+    sizes = files.sizes
     kept = files.of(newest.version)
     without_version = {_entry(key) for key in orphans} - set(kept)
     found: Counter[str] = Counter({"newest": stored_bytes([kept])})

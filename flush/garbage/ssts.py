@@ -68,9 +68,9 @@ from memwal.flush.base.existing_indexes import is_behind
 from memwal.flush.base.manifest import compacted_generations, indexed_generations
 from memwal.flush.base.table import BaseTable
 from memwal.flush.base.version_files import stored_versions, tagged_versions
-from memwal.flush.parallel_map import each
 from memwal.wal import Clock, Corrupt, ManifestStore, ObjectInfo, ObjectStore, RegionManifest, WalOptions
 from memwal.wal.layout import parse_sst_dir, region_prefix, sst_key
+from memwal.wal.parallel_map import each
 
 _LISTINGS = 3
 """Attempts to read a version before it is cleaned up; two in a row fail only if two clean-ups follow within
@@ -305,12 +305,11 @@ class SstCollector:
         if generation > needs.committed.get(self._region_id, 0):
             double = any(sst.generation == generation for sst in manifest.ssts)
             return Verdict.ABANDONED if double else Verdict.UNACCOUNTED
-        needed = generation > needs.settled(self._region_id) or self._is_tagged(generation, manifest, needs)
+        tagged = (view.get(self._region_id, 0) for view in needs.tagged)
+        needed = generation > needs.settled(self._region_id) or any(
+            below < generation <= self._published_while(below, manifest) for below in tagged
+        )
         return Verdict.NEEDED if needed else Verdict.COMMITTED
-
-    def _is_tagged(self, generation: int, manifest: RegionManifest, needs: BaseNeeds) -> bool:
-        held = (view.get(self._region_id, 0) for view in needs.tagged)
-        return any(below < generation <= self._published_while(below, manifest) for below in held)
 
     def _published_while(self, committed: int, manifest: RegionManifest) -> int:
         """Return an upper bound of the highest generation published while `committed` was the highest committed one.

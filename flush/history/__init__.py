@@ -1,1 +1,1 @@
-"""What each version of the base table changed. Imports base."""
+"""What each version of the base table changed. Imports base, commits and sst."""

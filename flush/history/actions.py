@@ -25,12 +25,12 @@ from typing import Any
 from uuid import UUID
 
 from memwal.flush.base.manifest import COMMITTED, MEM_WAL_INDEX
-from memwal.flush.base.state import Fragment, TableState, read_state, versions
+from memwal.flush.base.state import TableState, read_state, versions
 from memwal.flush.base.swap import BARRIER
 from memwal.flush.base.ttl import EXPIRED
 from memwal.flush.commits.load_notes import ended_id, is_ended, is_load
-from memwal.flush.parallel_map import each
 from memwal.wal import Corrupt, ObjectStore
+from memwal.wal.parallel_map import each
 
 _READERS = 8
 _LANCES_OWN = "__lance_"
@@ -99,8 +99,16 @@ def change(before: TableState | None, after: TableState, following: TableState |
     """
     if before is None and after.version > 1:
         return Change(after, None)
-    actions = tuple(_actions(before, after))
-    completed = following is not None and before is not None and _is_deletes_pass(actions, after, following)
+    if before is None:
+        columns = [name for name, _ in after.columns.values()]
+        return Change(after, (Action("create", {"columns": columns, "rows": after.rows}),))
+    actions = tuple(action for step in _STEPS for action in step(before, after))
+    if not actions and after.transaction is not None and after.transaction.message == BARRIER:
+        actions = (Action("barrier"),)
+    elif not actions:  # an empty pass, reserved fragment numbers
+        operation = _operation(after)
+        actions = (Action("reserve" if operation == "reserve_fragments" else "other", {"operation": operation}),)
+    completed = following is not None and _is_deletes_pass(actions, after, following)
     return Change(after, actions, following.version if completed and following is not None else None)
 
 
@@ -122,15 +130,6 @@ def _is_deletes_pass(actions: Sequence[Action], state: TableState, following: Ta
     return deletes_only and planned_on and any(not is_load(id) for id in progressed)
 
 
-def _actions(before: TableState | None, after: TableState) -> Iterator[Action]:
-    if before is None:
-        columns = [name for name, _ in after.columns.values()]
-        yield Action("create", {"columns": columns, "rows": after.rows})
-        return
-    actions = [action for step in _STEPS for action in step(before, after)]
-    yield from actions or [_no_change(after)]
-
-
 def _operation(state: TableState) -> str:
     return state.transaction.operation if state.transaction is not None else "unknown"
 
@@ -147,14 +146,26 @@ def _rows(before: TableState, after: TableState) -> Iterator[Action]:
     elif operation == "overwrite":
         yield Action("overwrite", {"rows": after.rows})
     elif operation == "rewrite":
-        yield _compaction(before, after, new, gone)
+        numbers = {
+            "fragments_before": len(gone),
+            "fragments_after": len(new),
+            "rows": added,
+            "deleted_rows_dropped": sum(fragment.deleted for fragment in gone),
+            "bytes_before": before.bytes,
+            "bytes_after": after.bytes,
+        }
+        yield Action("compact", numbers)
     elif operation == "append":
         yield Action("append", {"rows": added})
     elif operation == "delete" and after.transaction is not None and after.transaction.message == EXPIRED:
         yield Action("expire", {"rows": removed})
     else:
         yield from _merge(added, removed)
-        yield from _rewritten_columns(before, after, stayed)
+        # Columns rewritten into new files of old fragments, without added columns; `_columns` reports those.
+        touched = [new for old, new in stayed if set(new.files) - set(old.files)]
+        if touched and before.columns == after.columns:
+            rows = sum(fragment.live for fragment in touched)
+            yield Action("columns rewritten", {"fragments": len(touched), "rows": rows})
 
 
 def _merge(added: int, removed: int) -> Iterator[Action]:
@@ -162,30 +173,6 @@ def _merge(added: int, removed: int) -> Iterator[Action]:
     for kind, rows in (("insert", added - updated), ("update", updated), ("delete", removed - updated)):
         if rows:
             yield Action(kind, {"rows": rows})
-
-
-def _compaction(before: TableState, after: TableState, new: Sequence[Fragment], gone: Sequence[Fragment]) -> Action:
-    return Action(
-        "compact",
-        {
-            "fragments_before": len(gone),
-            "fragments_after": len(new),
-            "rows": sum(fragment.live for fragment in new),
-            "deleted_rows_dropped": sum(fragment.deleted for fragment in gone),
-            "bytes_before": before.bytes,
-            "bytes_after": after.bytes,
-        },
-    )
-
-
-def _rewritten_columns(
-    before: TableState, after: TableState, stayed: Sequence[tuple[Fragment, Fragment]]
-) -> Iterator[Action]:
-    """Yield columns rewritten into new files of old fragments, without added columns; `_columns` reports those."""
-    touched = [new for old, new in stayed if set(new.files) - set(old.files)]
-    if touched and before.columns == after.columns:
-        rows = sum(fragment.live for fragment in touched)
-        yield Action("columns rewritten", {"fragments": len(touched), "rows": rows})
 
 
 def _progress(before: TableState, after: TableState) -> Iterator[Action]:
@@ -244,14 +231,6 @@ def _mem_wal(before: TableState, after: TableState) -> Iterator[Action]:
         yield Action("ingestion", {"state": "set up"})
     if MEM_WAL_INDEX in before.indexes and MEM_WAL_INDEX not in after.indexes:
         yield Action("ingestion", {"state": "removed"})
-
-
-def _no_change(after: TableState) -> Action:
-    """Return the action of a version that no step reports: a barrier, an empty pass, reserved fragment numbers."""
-    if after.transaction is not None and after.transaction.message == BARRIER:
-        return Action("barrier")
-    operation = _operation(after)
-    return Action("reserve" if operation == "reserve_fragments" else "other", {"operation": operation})
 
 
 _STEPS: tuple[Callable[[TableState, TableState], Iterator[Action]], ...] = (

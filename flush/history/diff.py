@@ -8,8 +8,7 @@ A row that has the same address in both versions, in a fragment with the same fi
     (`compare_rows`). After a commit these are few; after a compaction, which moves rows, they are all moved
     rows.
 
-`compare_rows` is pure and vectorised: one hash join matches the keys, then whole columns are compared. Equal means
-bitwise equal: a null equals only a null, NaN equals the same NaN, and a vector is compared number by number.
+`compare_rows` is pure and vectorised: one hash join matches the keys, then whole columns are compared bit by bit.
 """
 
 from __future__ import annotations
@@ -21,13 +20,11 @@ import lance
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from memwal.flush.base.state import TableState, read_state
+from memwal.flush.sst.read_back import bitwise_differs
+from memwal.memtable.arrays import Positions
 from memwal.wal import Corrupt, ObjectStore
-
-Mask = npt.NDArray[np.bool_]
-Positions = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,7 @@ def compare_rows(before: pa.Table, after: pa.Table, key: Sequence[str]) -> RowDi
     differs, columns = np.zeros(len(left), dtype=bool), {}
     for name in before.column_names:
         if name in after.column_names and name not in key and len(left):
-            in_column = _differs(_taken(before.column(name), left), _taken(after.column(name), right))
+            in_column = bitwise_differs(_taken(before.column(name), left), _taken(after.column(name), right))
             if in_column.any():
                 differs, columns[name] = differs | in_column, int(in_column.sum())
     return RowDiff(
@@ -99,67 +96,6 @@ def _taken(column: pa.ChunkedArray, rows: Positions) -> pa.Array:
     return pa.concat_arrays(taken.chunks) if isinstance(taken, pa.ChunkedArray) else taken
 
 
-def _differs(one: pa.Array, two: pa.Array) -> Mask:
-    """Return True for the positions where the two values differ."""
-    if pa.types.is_null(one.type):
-        one = one.cast(two.type)
-    elif one.type != two.type:
-        two = two.cast(one.type)
-    nulls_one, nulls_two = _mask(pc.is_null(one)), _mask(pc.is_null(two))
-    both = ~nulls_one & ~nulls_two
-    differs: Mask = nulls_one != nulls_two
-    if both.any():
-        at = np.flatnonzero(both)
-        chosen = pa.array(at)
-        differs[at] = _values_differ(one.take(chosen), two.take(chosen))
-    return differs
-
-
-def _values_differ(one: pa.Array, two: pa.Array) -> Mask:
-    """Return `_differs` of arrays of one type without top-level nulls, with at least one value."""
-    kind = one.type
-    if isinstance(one, pa.ExtensionArray):
-        return _differs(one.storage, two.storage)
-    if pa.types.is_dictionary(kind):
-        return _differs(one.dictionary_decode(), two.dictionary_decode())
-    if pa.types.is_floating(kind):
-        return np.asarray(_bits(one) != _bits(two), dtype=bool)
-    if pa.types.is_struct(kind):
-        children = zip(one.flatten(), two.flatten(), strict=True)
-        fields = np.stack([np.zeros(len(one), dtype=bool), *(_differs(a, b) for a, b in children)])
-        return np.asarray(fields.any(axis=0), dtype=bool)
-    if pa.types.is_fixed_size_list(kind):
-        numbers: Mask = _differs(one.flatten(), two.flatten()).reshape(len(one), -1)
-        return np.asarray(numbers.any(axis=1), dtype=bool)
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_map(kind):
-        return _lists_differ(one, two)
-    return _mask(pc.not_equal(one, two))
-
-
-def _lists_differ(one: pa.Array, two: pa.Array) -> Mask:
-    if pa.types.is_map(one.type):
-        plain = pa.list_(pa.struct([one.type.key_field, one.type.item_field]))
-        one, two = one.cast(plain), two.cast(plain)
-    lengths = pc.list_value_length(one).to_numpy().astype(np.int64)
-    differs: Mask = lengths != pc.list_value_length(two).to_numpy()
-    at = np.flatnonzero(~differs & (lengths > 0))
-    if len(at):
-        chosen = pa.array(at)
-        elements = _differs(one.take(chosen).flatten(), two.take(chosen).flatten())
-        starts = np.concatenate([[0], np.cumsum(lengths[at])[:-1]])
-        differs[at] = np.logical_or.reduceat(elements, starts)
-    return differs
-
-
-def _bits(array: pa.Array) -> npt.NDArray[np.generic]:
-    values = array.to_numpy(zero_copy_only=False)
-    return np.ascontiguousarray(values).view(f"u{values.dtype.itemsize}")
-
-
-def _mask(array: pa.Array) -> Mask:
-    return np.asarray(array.to_numpy(zero_copy_only=False), dtype=bool)
-
-
 _ADDRESS = "_rowaddr"
 Addresses = npt.NDArray[np.uint64]
 
@@ -189,16 +125,26 @@ def diff_versions(store: ObjectStore, before: int, after: int, key: Sequence[str
     old, new = read_state(store, before), read_state(store, after)
     old_names, new_names = _names(old), _names(new)
     shared = [name for name in old_names if name in new_names]
-    rows_before, rows_after, untouched = _touched(_Version(store, old), _Version(store, new), shared, key)
-    diff = compare_rows(rows_before, rows_after, key)
-    keys_before, keys_after = rows_before.select(list(key)), rows_after.select(list(key))
+    kept = [id for id in old.fragments if id in new.fragments and old.fragments[id].files == new.fragments[id].files]
+    whole = [id for id in kept if old.fragments[id].deletion_file == new.fragments[id].deletion_file]
+    partly = [id for id in kept if id not in whole]
+    opened = _Version(store, old), _Version(store, new)
+    both = np.intersect1d(opened[0].addresses(partly), opened[1].addresses(partly), assume_unique=True)
+    tables = []
+    for version in opened:
+        rows = version.rows([id for id in version.state.fragments if id not in whole], shared, both)
+        if len(repeated(rows.select(list(key)))):
+            raise Corrupt(f"version {version.state.version} holds a key twice; see memwal verify --deep")
+        tables.append(rows)
+    diff = compare_rows(tables[0], tables[1], key)
+    keys_before, keys_after = (rows.select(list(key)) for rows in tables)
     return VersionDiff(
         before=before,
         after=after,
         added=keys_after.take(pa.array(diff.added)),
         removed=keys_before.take(pa.array(diff.removed)),
         changed=keys_after.take(pa.array(diff.changed)),
-        same=diff.same + untouched,
+        same=diff.same + len(both) + sum(old.fragments[id].live for id in whole),
         columns=diff.columns,
         columns_added=tuple(name for name in new_names if name not in old_names),
         columns_dropped=tuple(name for name in old_names if name not in new_names),
@@ -239,21 +185,3 @@ class _Version:
 
 def _names(state: TableState) -> list[str]:
     return [name for name, _ in state.columns.values()]
-
-
-def _touched(
-    old: _Version, new: _Version, columns: Sequence[str], key: Sequence[str]
-) -> tuple[pa.Table, pa.Table, int]:
-    """Return the rows of each version that may differ from the other, and the number of unchanged rows."""
-    before, after = old.state.fragments, new.state.fragments
-    kept = [id for id in before if id in after and before[id].files == after[id].files]
-    whole = [id for id in kept if before[id].deletion_file == after[id].deletion_file]
-    partly = [id for id in kept if id not in whole]
-    both = np.intersect1d(old.addresses(partly), new.addresses(partly), assume_unique=True)
-    tables = []
-    for version in (old, new):
-        rows = version.rows([id for id in version.state.fragments if id not in whole], columns, both)
-        if len(repeated(rows.select(list(key)))):
-            raise Corrupt(f"version {version.state.version} holds a key twice; see memwal verify --deep")
-        tables.append(rows)
-    return tables[0], tables[1], len(both) + sum(before[id].live for id in whole)

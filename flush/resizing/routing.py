@@ -44,7 +44,7 @@ from lance.bitmap import Bitmap
 from lance.dataset import Index
 
 from memwal.flush.base.fsync import sync_table
-from memwal.flush.base.manifest import MEM_WAL_INDEX, MessageFields, highest, mem_wal_details, message_classes
+from memwal.flush.base.manifest import MEM_WAL_INDEX, highest, mem_wal_details
 from memwal.flush.base.setup import REGIONS, ROUTING
 from memwal.flush.base.sharding import bucket_regions
 from memwal.flush.base.state import read_state
@@ -52,7 +52,6 @@ from memwal.flush.base.swap import ConflictRetries
 from memwal.flush.base.table import BaseTable
 from memwal.flush.commits.append_pass import mark
 from memwal.flush.commits.load_notes import loads_in
-from memwal.flush.parallel_map import AT_ONCE, each
 from memwal.wal import (
     Clock,
     Corrupt,
@@ -71,6 +70,8 @@ from memwal.wal import (
 from memwal.wal.applied import AppliedMap, Snapshot, decoded_hashes, encoded_hashes
 from memwal.wal.layout import parse_rev, region_prefix, rev
 from memwal.wal.panics import panics_as_errors
+from memwal.wal.parallel_map import AT_ONCE, each
+from memwal.wal.region_manifest import MessageFields, message_classes
 from memwal.wal.slot import put_until_known
 
 _Field = descriptor_pb2.FieldDescriptorProto
@@ -144,7 +145,15 @@ def finish(
     StoreUnavailable, StoreRefused, OSError of storage. After any of them, finish again.
     """
     while (following := decided(store, base.routing_version + 1)) is not None:
-        _expect_sealed(base, store, following)
+        regions = {*base.regions, *bucket_regions(following.buckets)}
+        manifests = (ManifestStore(store, region).latest() for region in regions)
+        if found := never_sealed(base, following, (each for each in manifests if each is not None)):
+            # After the switch no process could claim these regions.
+            raise Corrupt(
+                f"{base.uri}: {routing_key(following.routing)} decides on routing version {following.routing}, but "
+                f"region {found[0].region_id} takes writes by version {found[0].spec_id}: it came with a backup that "
+                "was made beside a resize; delete this object"
+            )
         base = _switched(base, store, following, clock, ids)
     done = decided(store, base.routing_version)
     if done is not None:
@@ -167,18 +176,6 @@ def never_sealed(base: BaseTable, to: Decision, manifests: Iterable[RegionManife
     return [each for each in older if each.status is not RegionStatus.SEALED]
 
 
-def _expect_sealed(base: BaseTable, store: ObjectStore, to: Decision) -> None:
-    """Raise Corrupt if `to` must not be carried out because no process could claim the regions after the switch."""
-    regions = {*base.regions, *bucket_regions(to.buckets)}
-    manifests = (ManifestStore(store, region).latest() for region in regions)
-    if found := never_sealed(base, to, (each for each in manifests if each is not None)):
-        raise Corrupt(
-            f"{base.uri}: {routing_key(to.routing)} decides on routing version {to.routing}, but region "
-            f"{found[0].region_id} takes writes by version {found[0].spec_id}: it came with a backup that was made "
-            "beside a resize; delete this object"
-        )
-
-
 def _parsed(key: str, data: bytes) -> Decision:
     try:
         stored = json.loads(data)
@@ -195,7 +192,12 @@ def _parsed(key: str, data: bytes) -> Decision:
 def _switched(base: BaseTable, store: ObjectStore, to: Decision, clock: Clock, ids: Ids) -> BaseTable:
     conflict_retries, base = ConflictRetries(base.uri, clock, _RETRIES, "run it again"), base.latest()
     while base.routing_version < to.routing:
-        operation = _of_spec(base, store, to, ids) if base.wal_format == "arrow" else _of_metadata(to)
+        if base.wal_format == "arrow":
+            operation = _of_spec(base, store, to, ids)
+        else:
+            updates: dict[str, str | None] = {ROUTING.decode(): str(to.routing), REGIONS.decode(): str(to.buckets)}
+            schema_updates = lance.LanceOperation.UpdateMap(updates=updates, replace=False)
+            operation = lance.LanceOperation.UpdateConfig(schema_metadata_updates=schema_updates)
         transaction = lance.Transaction(read_version=base.version, operation=operation)
         try:
             lance.LanceDataset.commit(
@@ -205,13 +207,6 @@ def _switched(base: BaseTable, store: ObjectStore, to: Decision, clock: Clock, i
             conflict_retries.wait_if_newer(base.dataset, error)
         base = BaseTable.open(base.uri, base.storage_options)
     return base
-
-
-def _of_metadata(to: Decision) -> Any:
-    updates: dict[str, str | None] = {ROUTING.decode(): str(to.routing), REGIONS.decode(): str(to.buckets)}
-    return lance.LanceOperation.UpdateConfig(
-        schema_metadata_updates=lance.LanceOperation.UpdateMap(updates=updates, replace=False)
-    )
 
 
 def _of_spec(base: BaseTable, store: ObjectStore, to: Decision, ids: Ids) -> Any:

@@ -50,7 +50,6 @@ from memwal.flush.base.sharding import bucket_regions
 from memwal.flush.base.table import BaseTable
 from memwal.flush.commits.committer import MEMORY_MAX, commit
 from memwal.flush.errors import CommitConflict, InvalidResize
-from memwal.flush.parallel_map import AT_ONCE, Budget, each
 from memwal.flush.resizing.applied_maps import initial_map
 from memwal.flush.resizing.routing import Decision, decide, finish
 from memwal.flush.sst.files import SstFormat
@@ -75,6 +74,7 @@ from memwal.wal import (
 )
 from memwal.wal.applied import AppliedMap
 from memwal.wal.layout import UNSHARDED_REGION, parse_entry_key, wal_prefix
+from memwal.wal.parallel_map import AT_ONCE, Budget, each
 
 BUCKETS_MAX = 4096
 Step = Callable[[str], None]
@@ -228,21 +228,18 @@ class _Run:
         return base
 
     def _sealed_and_drained(self, region: UUID) -> int:
-        with self.budget.of(self._logged(region)):
+        logged = 0  # bytes of the log that a claim replays, as listed before the seal
+        if self.at_once > 1:
+            manifest = self._manifests(region).latest()
+            after = 0 if manifest is None else manifest.replay_after
+            entries = ((parse_entry_key(info.key), info.size) for info in self.store.describe(wal_prefix(region)))
+            logged = sum(size for key, size in entries if key is not None and key.position > after)
+        with self.budget.of(logged):
             claimed = self._seal(region)
             rows = self._drain(claimed)
             claimed.entries.clear()
         self._claims[region] = claimed
         return rows
-
-    def _logged(self, region: UUID) -> int:
-        """Return the bytes of its log that a claim replays, as listed before the seal."""
-        if self.at_once == 1:
-            return 0
-        manifest = self._manifests(region).latest()
-        after = 0 if manifest is None else manifest.replay_after
-        entries = ((parse_entry_key(info.key), info.size) for info in self.store.describe(wal_prefix(region)))
-        return sum(size for key, size in entries if key is not None and key.position > after)
 
     def _seal(self, region: UUID) -> Claim:
         return claim(

@@ -70,7 +70,11 @@ class FileOptions:
         """Return `rows` as the schema of the file: fields with their compression, and the schema's metadata."""
         if not (self.compression or self.metadata):
             return rows
-        fields = [self._compressed(column) for column in rows]
+        fields = list(rows)
+        for place, column in enumerate(rows):
+            if (pattern := self._pattern(column.name)) is not None:
+                compressed = _field_metadata(pattern, self.compression[pattern])
+                fields[place] = column.with_metadata({**(column.metadata or {}), **compressed})
         return pa.schema(fields, metadata=dict(self.metadata) or None)
 
     def expect_fit(self, columns: pa.Schema, base: str | None) -> None:
@@ -86,7 +90,7 @@ class FileOptions:
             return
         for column in columns:
             if (error := self._write_error(pa.schema([column]), version)) is not None:
-                chosen = next((each for each in self.compression if fnmatch.fnmatchcase(column.name, each)), None)
+                chosen = self._pattern(column.name)
                 what = "" if chosen is None else f" with compression {self.compression[chosen]!r}"
                 raise InvalidFileOptions(
                     f"storage_version = {version!r}: Lance cannot write column {column.name!r} of type {column.type}"
@@ -109,11 +113,9 @@ class FileOptions:
             return error
         return None
 
-    def _compressed(self, column: pa.Field) -> pa.Field:
-        for pattern, wanted in self.compression.items():
-            if fnmatch.fnmatchcase(column.name, pattern):
-                return column.with_metadata({**(column.metadata or {}), **_field_metadata(pattern, wanted)})
-        return column
+    def _pattern(self, column: str) -> str | None:
+        """Return the first pattern of `compression` that matches a column; None without one."""
+        return next((pattern for pattern in self.compression if fnmatch.fnmatchcase(column, pattern)), None)
 
 
 T = TypeVar("T", bound=Mapping[str, str])

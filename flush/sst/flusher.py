@@ -24,7 +24,6 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from uuid import UUID
 
 from memwal.flush.errors import FlushOutOfOrder
 from memwal.flush.sst.files import SstFormat, discard, write_sst
@@ -58,10 +57,6 @@ class FlushAttempts:
     """The newest manifest version that would have published it; 0: none yet."""
     abandoned: list[SsTable] = field(default_factory=list)
     """SSTs whose writing failed; some may not be removed yet."""
-
-    def discard_abandoned(self, store: ObjectStore, region: UUID) -> None:
-        """Remove leftovers of failed attempts that could not be removed at the time, as far as storage works."""
-        self.abandoned = [sst for sst in self.abandoned if not discard(store, region, sst)]
 
     def discard_unpublished(self, store: ObjectStore, manifests: ManifestStore) -> None:
         """Remove the SST if it can no longer be published. Call it when no attempt follows.
@@ -109,7 +104,8 @@ def flush(
             return manifest
         _expect_next(manifest, generation)
         if kept.sst is None:
-            kept.discard_abandoned(store, guard.region_id)
+            # Leftovers of failed attempts that could not be removed at the time, as far as storage works.
+            kept.abandoned = [sst for sst in kept.abandoned if not discard(store, guard.region_id, sst)]
             named = SsTable(generation, sst_name(ids.token(), generation))
             kept.abandoned.append(named)
             kept.sst = write_sst(

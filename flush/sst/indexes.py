@@ -16,10 +16,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import lance
-import pyarrow as pa
 
 from memwal.flush.base.create import SCALAR_KINDS
 from memwal.memtable import IndexSpec, VectorModel
@@ -84,18 +82,16 @@ def _build(dataset: lance.LanceDataset, spec: IndexSpec, model: VectorModel | No
     if model is None:
         dataset.create_scalar_index(spec.column, SCALAR_KINDS[spec.kind], name=spec.name, **spec.parameters)
     elif dataset.count_rows(f"`{spec.column}` IS NOT NULL"):  # Lance cannot index a column of nulls only
-        dataset.create_index(spec.column, "IVF_PQ", name=spec.name, **_ivf_pq_arguments(model, spec, dataset.schema))
-
-
-def _ivf_pq_arguments(model: VectorModel, spec: IndexSpec, schema: pa.Schema) -> dict[str, Any]:
-    """Return Lance's arguments for an index with this model; both arrays in the column's number type."""
-    number = schema.field(spec.column).type.value_type.to_pandas_dtype()
-    codes, values, _ = model.codebook.shape
-    return {
-        "metric": spec.parameters.get("metric", "l2"),
-        "num_partitions": len(model.centroids),
-        "num_sub_vectors": codes,
-        "num_bits": values.bit_length() - 1,
-        "ivf_centroids": model.centroids.astype(number),
-        "pq_codebook": model.codebook.astype(number),
-    }
+        number = dataset.schema.field(spec.column).type.value_type.to_pandas_dtype()
+        codes, values, _ = model.codebook.shape
+        dataset.create_index(
+            spec.column,
+            "IVF_PQ",
+            name=spec.name,
+            metric=spec.parameters.get("metric", "l2"),
+            num_partitions=len(model.centroids),
+            num_sub_vectors=codes,
+            num_bits=values.bit_length() - 1,
+            ivf_centroids=model.centroids.astype(number),  # both arrays in the column's number type
+            pq_codebook=model.codebook.astype(number),
+        )

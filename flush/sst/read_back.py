@@ -18,17 +18,19 @@ from collections.abc import Iterable, Iterator
 from itertools import count
 
 import lance
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from memwal.flush.errors import SstInvalid
+from memwal.memtable.arrays import Mask
 from memwal.wal.errors import first_line
 from memwal.wal.panics import RustPanic, panics_as_errors
 
 EVERY = 32
 """Flushes from one full read-back to the next."""
 _READ_AHEAD, _READ_BUFFER = 4, 64 << 20
-_BITS = {2: pa.int16(), 4: pa.int32(), 8: pa.int64()}
 
 
 class ReadBacks:
@@ -70,24 +72,71 @@ def same(one: pa.Array, other: pa.Array) -> bool:
     """Return whether two arrays have the same type and values; NaN equals a NaN of the same bits."""
     if one.type != other.type or len(one) != len(other):
         return False
-    if one.equals(other):
-        return True
+    return bool(one.equals(other)) or not bitwise_differs(one, other).any()
+
+
+def bitwise_differs(one: pa.Array, two: pa.Array) -> Mask:
+    """Return True for the positions where the two values differ.
+
+    A null equals only a null, NaN equals a NaN of the same bits, and nested values are compared number by number.
+    """
+    if pa.types.is_null(one.type):
+        one = one.cast(two.type)
+    elif one.type != two.type:
+        two = two.cast(one.type)
+    nulls_one, nulls_two = _mask(pc.is_null(one)), _mask(pc.is_null(two))
+    both = ~nulls_one & ~nulls_two
+    different: Mask = nulls_one != nulls_two
+    if both.any():
+        at = np.flatnonzero(both)
+        chosen = pa.array(at)
+        different[at] = _values_differ(one.take(chosen), two.take(chosen))
+    return different
+
+
+def _values_differ(one: pa.Array, two: pa.Array) -> Mask:
+    """Return `bitwise_differs` of arrays of one type without top-level nulls, with at least one value."""
     kind = one.type
     if isinstance(one, pa.ExtensionArray):
-        return same(one.storage, other.storage)
+        return bitwise_differs(one.storage, two.storage)
+    if pa.types.is_dictionary(kind):
+        return bitwise_differs(one.dictionary_decode(), two.dictionary_decode())
     if pa.types.is_floating(kind):
-        bits = _BITS[kind.byte_width]
-        return bool(one.view(bits).equals(other.view(bits)))
-    if not one.is_valid().equals(other.is_valid()):
-        return False
-    if pa.types.is_struct(kind):  # flatten() has nulls where the struct is null; the values there are arbitrary
-        return all(same(*pair) for pair in zip(one.flatten(), other.flatten(), strict=True))
+        return np.asarray(_bits(one) != _bits(two), dtype=bool)
+    if pa.types.is_struct(kind):
+        children = zip(one.flatten(), two.flatten(), strict=True)
+        fields = np.stack([np.zeros(len(one), dtype=bool), *(bitwise_differs(a, b) for a, b in children)])
+        return np.asarray(fields.any(axis=0), dtype=bool)
     if pa.types.is_fixed_size_list(kind):
-        return same(one.flatten(), other.flatten())
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        lengths = pc.list_value_length(one), pc.list_value_length(other)
-        return bool(lengths[0].equals(lengths[1])) and same(one.flatten(), other.flatten())
-    return False
+        numbers: Mask = bitwise_differs(one.flatten(), two.flatten()).reshape(len(one), -1)
+        return np.asarray(numbers.any(axis=1), dtype=bool)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_map(kind):
+        return _lists_differ(one, two)
+    return _mask(pc.not_equal(one, two))
+
+
+def _lists_differ(one: pa.Array, two: pa.Array) -> Mask:
+    if pa.types.is_map(one.type):
+        plain = pa.list_(pa.struct([one.type.key_field, one.type.item_field]))
+        one, two = one.cast(plain), two.cast(plain)
+    lengths = pc.list_value_length(one).to_numpy().astype(np.int64)
+    different: Mask = lengths != pc.list_value_length(two).to_numpy()
+    at = np.flatnonzero(~different & (lengths > 0))
+    if len(at):
+        chosen = pa.array(at)
+        elements = bitwise_differs(one.take(chosen).flatten(), two.take(chosen).flatten())
+        starts = np.concatenate([[0], np.cumsum(lengths[at])[:-1]])
+        different[at] = np.logical_or.reduceat(elements, starts)
+    return different
+
+
+def _bits(array: pa.Array) -> npt.NDArray[np.generic]:
+    values = array.to_numpy(zero_copy_only=False)
+    return np.ascontiguousarray(values).view(f"u{values.dtype.itemsize}")
+
+
+def _mask(array: pa.Array) -> Mask:
+    return np.asarray(array.to_numpy(zero_copy_only=False), dtype=bool)
 
 
 def _decoded(dataset: lance.LanceDataset, columns: list[str] | None, rows: int) -> Iterator[pa.RecordBatch]:

@@ -6,6 +6,7 @@
     check_indexes  the B-tree and full-text indexes of the set-up exist, and each index is on its column
     check_marker   every committed generation is of an existing region, and was published, or is that of a load
     check_routing  no region takes writes by an older version of the routing than the one decided last
+    check_returned   (deep) no deleted row is live again in a retained version
     check_index_rows (deep) every file of an index can be read
     check_base_rows  (deep) every column of every row can be read; as many rows as recorded; each key once and never
                    null, if the table has a key
@@ -22,14 +23,15 @@ regions.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from uuid import UUID
+from collections.abc import Iterator, Sequence
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
-from lance.file import LanceFileReader
 
 from memwal.flush.base.adoptable import unfit_reason
 from memwal.flush.base.existing_indexes import has_files
+from memwal.flush.base.state import TableState, read_state, versions
 from memwal.flush.commits.load_notes import ended_id, is_ended, is_load
 from memwal.flush.resizing.routing import decided, never_sealed, parse_routing_key, routing_key, routing_prefix
 from memwal.flush.verification.finding import Finding, View, unreadable
@@ -93,8 +95,7 @@ def check_index_rows(view: View) -> Iterator[Finding]:
 
 def _damage(view: View, key: str) -> str | None:
     try:
-        file = LanceFileReader(view.store.url(key), storage_options=dict(view.store.storage_options))
-        for _ in file.read_all().to_batches():
+        for _ in view.file(key).read_all().to_batches():
             pass
     except BaseException as error:
         if (reason := unreadable(error)) is None:
@@ -142,14 +143,12 @@ def check_marker(view: View) -> Iterator[Finding]:
         if region not in view.regions:
             what = f"its generation {generation} is committed, but the region has no object on storage"
             yield Finding("marker", region_prefix(region), what, "restore the region's manifests from a backup")
-        elif region not in view.base.regions and not _is_retired(view, region):
+        # A resize leaves regions sealed that the table no longer uses.
+        elif region not in view.base.regions and (
+            region not in view.manifests or view.manifests[region].status is not RegionStatus.SEALED
+        ):
             what = f"its generation {generation} is committed, but it is no region of the table"
             yield Finding("marker", region_prefix(region), what, "find the program that committed it")
-
-
-def _is_retired(view: View, region: UUID) -> bool:
-    """Return whether the region is sealed, as a resize leaves regions that the table no longer uses."""
-    return region in view.manifests and view.manifests[region].status is RegionStatus.SEALED
 
 
 def check_base_rows(view: View) -> Iterator[Finding]:
@@ -212,3 +211,74 @@ def check_routing(view: View) -> Iterator[Finding]:
         )
         unused = all(each.spec_id < newest for each in view.manifests.values())
         yield Finding("routing", where, what, "delete this object" if unused else "restore the table from a backup")
+
+
+_NEWEST = 1000
+_ON_PURPOSE = ("restore", "overwrite")
+_OPEN_AGAIN = (
+    "another program cleaned up versions, and one wrote from a handle that is older: have it open the table again "
+    "before it writes, clean up less often, and delete these rows or restore the version before"
+)
+
+
+def check_returned(view: View) -> Iterator[Finding]:
+    """Check the retained versions for live rows that the previous version had deleted. Reads their manifests.
+
+    Lance checks a write against the versions since the one that its handle has open, but only those that still exist. A
+    handle from before another program's clean-up of versions writes as if their deletes had not happened: its deletion
+    vectors replace newer ones, its compaction rewrites deleted rows. Lance rejects no version, and the rows are back.
+    (memwal's own clean-up creates a barrier against this, see `flush.commits.maintenance`.)
+
+    Two neighbouring versions that both exist show it:
+
+        a row of a fragment is live that was deleted before     deletion vectors only grow
+        a compaction (rewrite) adds more rows than it takes away
+
+    Among the newest thousand versions, deletion vectors are compared if they differ between neighbouring versions. A
+    `restore` or an overwrite brings rows back on purpose.
+    """
+    before: TableState | None = None
+    for version in versions(view.store)[-_NEWEST:]:
+        try:
+            state = read_state(view.store, version)
+        except Corrupt:  # cleaned up meanwhile
+            continue
+        if before is not None and before.version + 1 == version and (returned := _returned(view, before, state)):
+            what = f"{returned:,} rows that version {before.version} had deleted are live again"
+            yield Finding("returned rows", f"version {version} of the base table", what, _OPEN_AGAIN)
+        before = state
+
+
+def _returned(view: View, before: TableState, state: TableState) -> int:
+    """Return how many rows that were deleted in `before` are live in `state`, the next version."""
+    operation = state.transaction.operation if state.transaction is not None else ""
+    if operation in _ON_PURPOSE:
+        return 0
+    kept = state.fragments.keys() & before.fragments.keys()
+    changed = [
+        number
+        for number in sorted(kept)
+        if before.fragments[number].deleted
+        and before.fragments[number].deletion_file != state.fragments[number].deletion_file
+    ]
+    then, now = _live(view, before, changed), _live(view, state, changed)
+    revived = 0 if then is None or now is None else len(np.setdiff1d(now, then))
+    if operation == "rewrite":
+        added = sum(fragment.live for number, fragment in state.fragments.items() if number not in kept)
+        gone = sum(fragment.live for number, fragment in before.fragments.items() if number not in kept)
+        revived += max(added - gone, 0)
+    return revived
+
+
+def _live(view: View, state: TableState, fragments: Sequence[int]) -> npt.NDArray[np.uint64] | None:
+    """Return the addresses of the live rows in `fragments`; None if the version was cleaned up in the meantime."""
+    if not fragments:
+        return np.zeros(0, np.uint64)
+    try:
+        dataset = view.base.dataset.checkout_version(state.version)
+        wanted = [one for number in fragments if (one := dataset.get_fragment(number)) is not None]
+        rows = dataset.scanner(columns=[], with_row_address=True, fragments=wanted).to_table()
+    except (OSError, ValueError):
+        return None
+    addresses: npt.NDArray[np.uint64] = rows["_rowaddr"].to_numpy()
+    return addresses

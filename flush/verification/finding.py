@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from uuid import UUID
 
+from lance.file import LanceFileReader
+
 from memwal.flush.base.state import TableState, read_state
 from memwal.flush.base.table import BaseTable
 from memwal.wal import Corrupt, ManifestStore, ObjectStore, RegionManifest, regions
@@ -54,6 +56,10 @@ class View:
     def versions(self) -> tuple[int, Mapping[UUID, int]]:
         """Version of the base and of each region's manifest; equal in two views of an unchanged table."""
         return self.base.version, {region: manifest.version for region, manifest in self.manifests.items()}
+
+    def file(self, key: str) -> LanceFileReader:
+        """Open a Lance file. Raises what pylance raises; see `unreadable`."""
+        return LanceFileReader(self.store.url(key), storage_options=dict(self.store.storage_options))
 
 
 Check = Callable[[View], Iterator[Finding]]

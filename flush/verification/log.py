@@ -21,13 +21,13 @@ from itertools import pairwise
 from uuid import UUID
 
 from memwal.flush.commits.plan import agreed, parse_plan_key, plan_key, plan_prefix
-from memwal.flush.parallel_map import each
 from memwal.flush.verification.finding import Finding, View, missing_text, spans
 from memwal.wal import Corrupt, EntryHeader, InvariantViolation, ManifestStore, RegionManifest, check_succession
 from memwal.wal.entry_reader import EntryReader
 from memwal.wal.layout import entry_key, manifest_key, manifest_prefix, parse_entry_key, parse_manifest_key
 from memwal.wal.layout import wal_prefix as wal_keys
 from memwal.wal.manifest_garbage import pruned_below
+from memwal.wal.parallel_map import each
 
 _READERS = 8
 _NEWEST = 1000
@@ -57,10 +57,18 @@ def check_chain(view: View, region: UUID) -> Iterator[Finding]:
     before: RegionManifest | None = None
     for version, manifest in zip(newest, read, strict=True):
         if isinstance(manifest, Corrupt):
-            yield Finding("manifest", manifest_key(region, version), _without_key(manifest), _RESTORE)
-        elif manifest is not None:
-            yield from _succession(before, manifest)
-        before = None if isinstance(manifest, Corrupt) else manifest
+            what = str(manifest).partition(".binpb: ")[2].partition(";")[0] or str(manifest)
+            yield Finding("manifest", manifest_key(region, version), what, _RESTORE)
+            before = None
+            continue
+        # Without the version before, nothing is compared: it was collected, or is missing or damaged (a finding).
+        if manifest is not None and version == (1 if before is None else before.version + 1):
+            try:
+                check_succession(before, manifest)
+            except InvariantViolation as error:
+                what = f"does not follow version {version - 1}: {str(error).partition(': ')[2]}"
+                yield Finding("succession", manifest_key(region, version), what, _RESTORE)
+        before = manifest
 
 
 def _readable(manifests: ManifestStore, version: int) -> RegionManifest | Corrupt | None:
@@ -68,22 +76,6 @@ def _readable(manifests: ManifestStore, version: int) -> RegionManifest | Corrup
         return manifests.read(version)
     except Corrupt as error:
         return error
-
-
-def _succession(before: RegionManifest | None, manifest: RegionManifest) -> Iterator[Finding]:
-    if (before is None and manifest.version > 1) or (before is not None and before.version + 1 != manifest.version):
-        return  # the one before was collected, or is missing or damaged, which has a finding
-    try:
-        check_succession(before, manifest)
-    except InvariantViolation as error:
-        broken = str(error).partition(": ")[2]
-        where = manifest_key(manifest.region_id, manifest.version)
-        yield Finding("succession", where, f"does not follow version {manifest.version - 1}: {broken}", _RESTORE)
-
-
-def _without_key(error: Corrupt) -> str:
-    """Return the text of an error without the object's key in front and without its remedy."""
-    return str(error).partition(".binpb: ")[2].partition(";")[0] or str(error)
 
 
 # ---- entries -------------------------------------------------------------------------------------------------------

@@ -66,8 +66,11 @@ def check_fingerprint(view: View, region: UUID, sst: SsTable) -> Iterator[Findin
         if unreadable(error) is None:
             raise
         return  # reported by check_rows
-    diff = compare_rows(rows, held, view.base.key) if view.base.key else _compare_in_order(rows, held)
-    if diff:
+    key = view.base.key
+    if not key:  # the rows are matched by their numbers
+        key = (_ROW,)
+        rows, held = (each.append_column(_ROW, pa.array(np.arange(each.num_rows))) for each in (rows, held))
+    if diff := compare_rows(rows, held, key):
         remedy = "stop its writer; restore the SST from a backup, or move the region's manifests back before it"
         what = f"it differs from positions {covered[0] + 1} to {covered[1]} of the log: {_difference(diff)}"
         yield Finding("fingerprint", place, what, remedy)
@@ -105,12 +108,6 @@ def _newest(view: View, entries: list[Entry]) -> pa.Table | None:
     return pa.concat_tables(
         [table.filter(pa.array(each.deletes | each.upserts)) for table, each in zip(rows, chosen, strict=True)]
     )
-
-
-def _compare_in_order(before: pa.Table, after: pa.Table) -> RowDiff:
-    """Compare the rows of a table without a key, matched by row number."""
-    one, two = (rows.append_column(_ROW, pa.array(np.arange(rows.num_rows))) for rows in (before, after))
-    return compare_rows(one, two, [_ROW])
 
 
 def _difference(diff: RowDiff) -> str:

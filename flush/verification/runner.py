@@ -24,10 +24,10 @@ from memwal.flush.verification.base import (
     check_index_rows,
     check_indexes,
     check_marker,
+    check_returned,
     check_routing,
 )
 from memwal.flush.verification.finding import Check, Finding, View, take_view
-from memwal.flush.verification.history import check_returned
 from memwal.flush.verification.log import check_chain, check_log, check_plans
 from memwal.flush.verification.rows import check_fingerprint, check_tail
 from memwal.flush.verification.sst import check_list, check_parts, check_rows

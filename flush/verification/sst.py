@@ -19,16 +19,16 @@ import lance
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from lance.file import LanceFileReader
 
 from memwal.flush.base.existing_indexes import has_files
 from memwal.flush.base.shape import column_ids
 from memwal.flush.commits.plan import restored_generations
-from memwal.flush.history.diff import Mask, repeated
+from memwal.flush.history.diff import repeated
 from memwal.flush.sst.bloom import BLOOM_NAME, contains
 from memwal.flush.sst.key_encoding import one_array, sort_form
 from memwal.flush.sst.key_sidecar import PAGE_ROWS, SIDECAR_DIR
 from memwal.flush.verification.finding import Finding, View, missing_text, spans, unreadable
+from memwal.memtable.arrays import Mask
 from memwal.wal import RegionStatus, SsTable
 from memwal.wal.codec.columns import field_ids, sources
 from memwal.wal.layout import manifest_prefix, sst_key
@@ -118,7 +118,7 @@ def _sidecar_parts(view: View, place: str, sst: SsTable, sizes: dict[str, int]) 
             yield Finding("sidecar", place + name, "it is missing: Lance's readers refuse the whole table", _RESTORE)
             continue
         try:
-            rows = _file(view, place + name).metadata().num_rows
+            rows = view.file(place + name).metadata().num_rows
         except BaseException as error:
             if (reason := unreadable(error)) is None:
                 raise
@@ -147,7 +147,13 @@ def check_rows(view: View, region: UUID, sst: SsTable) -> Iterator[Finding]:
         yield from check_keys(place, live, _RESTORE)
     yield from check_routes(view, region, place, live)
     if view.base.key:
-        yield from _bloom_holds(view, place, keys)
+        data = view.store.get(place + BLOOM_NAME)
+        if data and len(data) % 32 == 0:  # check_parts reports others
+            absent = np.flatnonzero(~contains(data, keys))
+            if len(absent):
+                example = _example(keys, int(absent[0]))
+                what = f"it excludes {len(absent):,} of {keys.num_rows:,} keys, such as {example}"
+                yield Finding("bloom", place + BLOOM_NAME, what, _RESTORE)
         yield from _sidecar_sorts(view, place, keys)
 
 
@@ -179,19 +185,9 @@ def check_routes(view: View, region: UUID, where: str, keys: pa.Table) -> Iterat
         yield Finding("route", where, what, remedy if base.key else "stop the program that wrote them")
 
 
-def _bloom_holds(view: View, place: str, keys: pa.Table) -> Iterator[Finding]:
-    data = view.store.get(place + BLOOM_NAME)
-    if not data or len(data) % 32:
-        return  # check_parts reports it
-    absent = np.flatnonzero(~contains(data, keys))
-    if len(absent):
-        what = f"it excludes {len(absent):,} of {keys.num_rows:,} keys, such as {_example(keys, int(absent[0]))}"
-        yield Finding("bloom", place + BLOOM_NAME, what, _RESTORE)
-
-
 def _sidecar_sorts(view: View, place: str, keys: pa.Table) -> Iterator[Finding]:
     try:
-        data, lookup = (_file(view, place + name).read_all().to_table() for name in (_DATA, _LOOKUP))
+        data, lookup = (view.file(place + name).read_all().to_table() for name in (_DATA, _LOOKUP))
     except BaseException as error:
         if (reason := unreadable(error)) is None:
             raise
@@ -213,10 +209,6 @@ def _sidecar_sorts(view: View, place: str, keys: pa.Table) -> Iterator[Finding]:
     wrong = [name for name, column in wanted.items() if not _equal(lookup, name, column)]
     if wrong:
         yield Finding("sidecar", place + _LOOKUP, f"its {' and '.join(wrong)} do not match the pages", _RESTORE)
-
-
-def _file(view: View, key: str) -> LanceFileReader:
-    return LanceFileReader(view.store.url(key), storage_options=dict(view.store.storage_options))
 
 
 def _dataset(view: View, region: UUID, sst: SsTable) -> lance.LanceDataset:

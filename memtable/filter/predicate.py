@@ -99,7 +99,10 @@ def evaluate(predicate: str, sql: str, rows: pa.Table, positions: Positions, n: 
         frame = context().read_batches(batches).filter(sql)
         found = (frame if len(positions) <= FEW else frame.select(POSITION)).collect()
     except Exception as error:  # noqa: BLE001 - DataFusion raises bare Exception
-        raise InvalidRows(f"filter {shown(predicate)} is not valid: {_reason(error)}; correct it") from None
+        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = line.removeprefix("DataFusion error: ").rstrip(".")
+        reason = reason.replace('"?table?".', "").replace("?table?.", "")[:SHOWN]  # DataFusion's name for the rows
+        raise InvalidRows(f"filter {shown(predicate)} is not valid: {reason}; correct it") from None
     for batch in found:
         mask[batch.column(POSITION).to_numpy()] = True
     return mask
@@ -111,10 +114,3 @@ def referenced(predicate: str, schema: pa.Schema) -> list[str]:
     """
     text = predicate.lower()
     return [name for name in schema.names if name.lower() in text or "`" in name]
-
-
-def _reason(error: Exception) -> str:
-    """Return DataFusion's message on one line, without its internal name for the rows."""
-    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    line = line.removeprefix("DataFusion error: ").rstrip(".")
-    return line.replace('"?table?".', "").replace("?table?.", "")[:SHOWN]

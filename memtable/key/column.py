@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -41,71 +40,40 @@ _UP = _powers(_BASE, _PLACES)
 _DOWN = np.concatenate([np.ones(1, np.uint64), _powers(pow(_BASE, -1, 1 << 64), _PLACES)])
 
 
-class KeyColumn(Protocol):
-    """A key column as the key index uses it.
+class FixedColumn:
+    """A key column of integers of any width, or booleans.
 
     Thread safety. One thread at a time (keep); the rest from any thread. `equal` is called only for rows that were kept
     before the caller knew their positions.
     """
 
-    def values(self, column: pa.ChunkedArray) -> pa.Array | Codes:
-        """Return the column in the form that the other methods take. Requires: no nulls."""
-
-    def codes(self, values: pa.Array | Codes) -> Codes:
-        """Return the codes: int64 [m]; read-only."""
-
-    def keep(self, values: pa.Array | Codes, first: int) -> None:
-        """Keep the values of the rows first, first + 1, ...: the next rows, or rows that are kept again."""
-
-    def equal(self, rows: Positions, values: pa.Array | Codes, places: Positions) -> Mask:
-        """Return whether the value kept for rows[i] is values[places[i]]: bool [i]. Requires: `places` ascending."""
-
-    def kept(self, row: int) -> int | bytes:
-        """Return the value kept for a row."""
-
-    def given(self, values: pa.Array | Codes, place: int) -> int | bytes:
-        """Return one of the values, as kept() would return it."""
-
-    @property
-    def bytes(self) -> int:
-        """Bytes kept."""
-
-
-def key_column(kind: pa.DataType) -> KeyColumn:
-    """Return the KeyColumn for a column type that index_spec.is_key_type accepts."""
-    return FixedColumn() if pa.types.is_integer(kind) or pa.types.is_boolean(kind) else VariableColumn()
-
-
-class FixedColumn:
-    """Integers of any width and booleans; see KeyColumn."""
-
     def __init__(self) -> None:
         self._kept = GrowableArray(np.int64)
 
     def values(self, column: pa.ChunkedArray) -> Codes:
-        """Return the column as int64; uint64 bit by bit."""
+        """Return the column in the form that the other methods take: int64; uint64 bit by bit. Requires: no nulls."""
         values: Codes = column.to_numpy().astype(np.int64, copy=False)
         return values
 
     def codes(self, values: Codes) -> Codes:
-        """Return the values themselves."""
+        """Return the codes, int64 [m], read-only: the values themselves."""
         return values
 
     def keep(self, values: Codes, first: int) -> None:
-        """Keep 8 bytes a row."""
+        """Keep the values of the rows first, first + 1, ..., 8 bytes each: the next rows, or rows kept before."""
         self._kept.write(first, values)
 
     def equal(self, rows: Positions, values: Codes, places: Positions) -> Mask:
-        """See KeyColumn."""
+        """Return whether the value kept for rows[i] is values[places[i]]: bool [i]. Requires: `places` ascending."""
         same: Mask = self._kept.data[rows] == values[places]
         return same
 
     def kept(self, row: int) -> int:
-        """See KeyColumn."""
+        """Return the value kept for a row."""
         return int(self._kept.data[row])
 
     def given(self, values: Codes, place: int) -> int:
-        """See KeyColumn."""
+        """Return one of the values, as kept() would return it."""
         return int(values[place])
 
     @property
@@ -115,7 +83,7 @@ class FixedColumn:
 
 
 class VariableColumn:
-    """Text and bytes; see KeyColumn."""
+    """A key column of text or bytes; thread safety and requirements as for FixedColumn."""
 
     def __init__(self) -> None:
         self._kept = GrowableArray(np.uint8)
@@ -143,7 +111,7 @@ class VariableColumn:
         self._ends.write(first + 1, ends[1:] + (start - ends[0]))
 
     def equal(self, rows: Positions, values: pa.Array, places: Positions) -> Mask:
-        """See KeyColumn."""
+        """See FixedColumn."""
         if len(rows) <= _FEW:
             pairs = zip(rows.tolist(), places.tolist(), strict=True)
             return np.fromiter((self.kept(row) == self.given(values, place) for row, place in pairs), dtype=bool)
@@ -155,11 +123,11 @@ class VariableColumn:
         return same
 
     def kept(self, row: int) -> bytes:
-        """See KeyColumn."""
+        """See FixedColumn."""
         return self._kept.data[self._ends.data[row] : self._ends.data[row + 1]].tobytes()
 
     def given(self, values: pa.Array, place: int) -> bytes:
-        """See KeyColumn."""
+        """See FixedColumn."""
         found: bytes = values[place].as_buffer().to_pybytes()
         return found
 
@@ -167,6 +135,14 @@ class VariableColumn:
     def bytes(self) -> int:
         """Bytes kept."""
         return self._kept.bytes + self._ends.bytes
+
+
+KeyColumn = FixedColumn | VariableColumn
+
+
+def key_column(kind: pa.DataType) -> KeyColumn:
+    """Return the KeyColumn for a column type that index_spec.is_key_type accepts."""
+    return FixedColumn() if pa.types.is_integer(kind) or pa.types.is_boolean(kind) else VariableColumn()
 
 
 def hashes(ends: npt.NDArray[np.int64], data: npt.NDArray[np.uint8]) -> Codes:

@@ -49,7 +49,10 @@ def analyzer(spec: IndexSpec) -> tantivy.TextAnalyzer:
         builder = builder.filter(tantivy.Filter.stemmer(language))
     if given.get("remove_stop_words", of_words):
         try:
-            builder = builder.filter(_stop_words(language, given.get("custom_stop_words")))
+            custom = given.get("custom_stop_words")
+            words = ENGLISH if custom is None and language == "English" else custom
+            stop = tantivy.Filter.stopword(language) if words is None else tantivy.Filter.custom_stopword(list(words))
+            builder = builder.filter(stop)
         except ValueError:
             raise InvalidRows(
                 f"index fts on column {spec.column!r}: no stop words of language {language!r} are known;"
@@ -65,7 +68,14 @@ def begins(spec: IndexSpec) -> tantivy.TextAnalyzer:
 
 
 def _cased(given: Mapping[str, Any]) -> tantivy.TextAnalyzerBuilder:
-    builder = tantivy.TextAnalyzerBuilder(_tokenizer(given))
+    kind = given.get("base_tokenizer", "simple")
+    if kind == "ngram":
+        shortest, most = (given.get(name, default) for name, default in NGRAM_LENGTHS.items())
+        tokenizer = tantivy.Tokenizer.ngram(shortest, most, given.get("prefix_only", False))
+    else:
+        kinds = {"whitespace": tantivy.Tokenizer.whitespace, "raw": tantivy.Tokenizer.raw}
+        tokenizer = kinds.get(kind, tantivy.Tokenizer.simple)()
+    builder = tantivy.TextAnalyzerBuilder(tokenizer)
     longest = given.get("max_token_length", MAX_TOKEN_LENGTH)
     if longest is not None:
         builder = builder.filter(tantivy.Filter.remove_long(longest))
@@ -74,20 +84,3 @@ def _cased(given: Mapping[str, Any]) -> tantivy.TextAnalyzerBuilder:
 
 def _folded(builder: tantivy.TextAnalyzerBuilder, given: Mapping[str, Any]) -> tantivy.TextAnalyzer:
     return (builder.filter(tantivy.Filter.ascii_fold()) if given.get("ascii_folding", True) else builder).build()
-
-
-def _tokenizer(given: Mapping[str, Any]) -> tantivy.Tokenizer:
-    kind = given.get("base_tokenizer", "simple")
-    if kind == "ngram":
-        shortest, longest = (given.get(name, default) for name, default in NGRAM_LENGTHS.items())
-        return tantivy.Tokenizer.ngram(shortest, longest, given.get("prefix_only", False))
-    kinds = {"whitespace": tantivy.Tokenizer.whitespace, "raw": tantivy.Tokenizer.raw}
-    return kinds.get(kind, tantivy.Tokenizer.simple)()
-
-
-def _stop_words(language: str, custom: list[str] | None) -> tantivy.Filter:
-    if custom is not None:
-        return tantivy.Filter.custom_stopword(custom)
-    if language == "English":
-        return tantivy.Filter.custom_stopword(list(ENGLISH))
-    return tantivy.Filter.stopword(language)

@@ -51,7 +51,13 @@ def read_vectors(column: pa.ChunkedArray, name: str, metric: str) -> VectorBatch
     present = column.is_valid().to_numpy()
     numbers = _numbers(column)
     if numbers.null_count:
-        raise _null_inside(numbers, name, width, present)
+        place = int(np.flatnonzero(numbers.is_null().to_numpy(zero_copy_only=False))[0]) // width
+        row = int(np.flatnonzero(present)[place])
+        raise InvalidRows(
+            f"column {name!r}: the vector in row {row} holds a null: fill it or make the vector null",
+            column=name,
+            row=row,
+        )
     vectors = _matrix(numbers, width, present)
     squared = _squared_lengths(vectors)
     refused = ~(squared <= MAX_SQUARED_LENGTH)  # not "squared > ...": NaN must count as refused
@@ -147,16 +153,6 @@ def _batch(vectors: Vectors, present: Mask, squared: Scores, metric: str) -> Vec
     if metric != "cosine":
         return VectorBatch(vectors, present)
     return VectorBatch(unit_length(vectors), present & (squared > 0))
-
-
-def _null_inside(numbers: pa.Array, name: str, width: int, present: Mask) -> InvalidRows:
-    place = int(np.flatnonzero(numbers.is_null().to_numpy(zero_copy_only=False))[0]) // width
-    row = int(np.flatnonzero(present)[place])
-    return InvalidRows(
-        f"column {name!r}: the vector in row {row} holds a null: fill it or make the vector null",
-        column=name,
-        row=row,
-    )
 
 
 def _refusal(name: str, row: int, finite: bool) -> InvalidRows:

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memwal.memtable.arrays import GrowableArray, Mask, Positions, Scores, Vectors, best
+from memwal.memtable.errors import InvalidRows
 from memwal.memtable.index_spec import TRAIN_ROWS, IndexSpec
 from memwal.memtable.threads import faiss_single_thread, uninterrupted
 from memwal.memtable.vector.column import VectorBatch, query_vector
@@ -81,7 +82,11 @@ class VectorIndex:
         self._vectors = GrowableArray(np.float32, width)
         self._indexed = GrowableArray(np.bool_)
         self._stepping = threading.Lock()
-        self._model = None if model is None else model.checked(self.column, width)
+        if model is not None and (problem := model.problem(width)):
+            raise InvalidRows(
+                f"the model for column {self.column!r} {problem}: train one, or open without", column=self.column
+            )
+        self._model = model
         self._searched = self._growing = _Held(None)
 
     def add(self, batch: VectorBatch) -> None:
@@ -96,7 +101,7 @@ class VectorIndex:
         wait for each other.
         """
         few = self._indexed.size < self._growing.added + self._block
-        return not few and uninterrupted(self._locked_step)
+        return not few and uninterrupted(self._step)
 
     def search(self, vector: npt.ArrayLike, k: int, mask: Mask) -> tuple[Positions, Scores]:
         """Return the k rows of `mask` nearest to `vector`, ascending; fewer only if the mask has fewer vectors.
@@ -152,28 +157,25 @@ class VectorIndex:
             compute(*arguments, self.width, 1, len(rows))
         return np.float32(1) - found if inner else found
 
-    def _locked_step(self) -> bool:
+    def _step(self) -> bool:
         with self._stepping:
-            return self._step(self._growing, self._indexed.size)
-
-    def _step(self, held: _Held, rows: int) -> bool:
-        quantiser, added, trained_on = held
-        end = added + self._block
-        if rows < end:
-            return False
-        if quantiser is None and self._model is not None:
-            quantiser = Quantiser.modelled(self.metric, self._model)
-            self._growing = _Held(quantiser)
-        block = added + np.flatnonzero(self._indexed.data[added:end])
-        vectors = self._vectors.data[added:end] if len(block) == self._block else self._vectors.data[block]
-        # Its training rows are not tested: else two kinds of rows could each have the other's quantiser discarded.
-        if quantiser is None or (added >= trained_on and not quantiser.fits(vectors)):
-            return rows - added >= self._train_at and self._train(added, rows)
-        quantiser.add(vectors, block)
-        self._growing = _Held(quantiser, end, trained_on)
-        if end >= self._searched.added:
-            self._searched = self._growing
-        return True
+            (quantiser, added, trained_on), rows = self._growing, self._indexed.size
+            end = added + self._block
+            if rows < end:
+                return False
+            if quantiser is None and self._model is not None:
+                quantiser = Quantiser.modelled(self.metric, self._model)
+                self._growing = _Held(quantiser)
+            block = added + np.flatnonzero(self._indexed.data[added:end])
+            vectors = self._vectors.data[added:end] if len(block) == self._block else self._vectors.data[block]
+            # Its training rows are not tested: else two kinds of rows could each have the other's quantiser discarded.
+            if quantiser is None or (added >= trained_on and not quantiser.fits(vectors)):
+                return rows - added >= self._train_at and self._train(added, rows)
+            quantiser.add(vectors, block)
+            self._growing = _Held(quantiser, end, trained_on)
+            if end >= self._searched.added:
+                self._searched = self._growing
+            return True
 
     def _train(self, added: int, rows: int) -> bool:
         """Train a quantiser on evenly spread rows, half of them from all rows, half from those from `added` on.

@@ -10,7 +10,6 @@ import faiss
 import numpy as np
 
 from memwal.memtable.arrays import Mask, Positions, Scores, Vectors
-from memwal.memtable.errors import InvalidRows
 from memwal.memtable.threads import faiss_single_thread
 
 
@@ -26,13 +25,6 @@ class VectorModel:
     centroids: Vectors
     codebook: Vectors
     residual: bool = True
-
-    def checked(self, column: str, width: int) -> VectorModel:
-        """Return this model. Raises InvalidRows if it is not for vectors of this width, or not finite."""
-        problem = self.problem(width)
-        if problem:
-            raise InvalidRows(f"the model for column {column!r} {problem}: train one, or open without", column=column)
-        return self
 
     def problem(self, width: int) -> str | None:
         """Return why it cannot quantise vectors of this width; None if it can."""
@@ -83,7 +75,9 @@ class Quantiser:
         inner = metric == "dot"
         coarse = faiss.IndexFlatIP(width) if inner else faiss.IndexFlatL2(width)
         kind = faiss.METRIC_INNER_PRODUCT if inner else faiss.METRIC_L2
-        self._index: Any = faiss.IndexIVFPQFastScan(coarse, width, lists, _sub_vectors(width), BITS, kind)
+        # Parts of 2 dimensions; of 4, 8, ... to stay within SUB_VECTORS_MAX; of 1 if the width is odd.
+        sizes = (size for size in (2, 4, 8, 16, 32) if width % size == 0 and width // size <= SUB_VECTORS_MAX)
+        self._index: Any = faiss.IndexIVFPQFastScan(coarse, width, lists, width // next(sizes, 1), BITS, kind)
         self._index.by_residual = residual
         self._index.pq.cp.max_points_per_centroid = POINTS_PER_CODE
         for clustering in (self._index.cp, self._index.pq.cp):
@@ -189,11 +183,3 @@ class Quantiser:
 def _most(squared: Scores) -> float:
     """Return the 80th percentile: one vector unlike all others has no effect, two of eight have."""
     return float(np.quantile(squared, 0.8, method="higher"))
-
-
-def _sub_vectors(width: int) -> int:
-    """Return the number of parts: of 2 dimensions; of 4, 8, ... to stay within SUB_VECTORS_MAX; of 1 if the width is
-    odd.
-    """
-    sizes = (size for size in (2, 4, 8, 16, 32) if width % size == 0 and width // size <= SUB_VECTORS_MAX)
-    return width // next(sizes, 1)

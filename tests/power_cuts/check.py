@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import Any
 
 import memwal
-from memwal.flush.backup.record import BACKING_UP, RESTORING
+from memwal.flush.backup.record import BACKING_UP
+from memwal.flush.base.create import RESTORING
 from memwal.flush.base.table import BaseTable
 from memwal.flush.base.torn import TORN
 from memwal.flush.errors import FlushError

@@ -163,7 +163,7 @@ def tells_fences_by_their_size() -> Iterator[None]:
     def collect(self: WalCollector, min_age: float, *, dry_run: bool = False) -> WalGarbage:
         report, entries = original(self, min_age, dry_run=dry_run), self._entries()
         sentinel = EntryHeader(1, 1, "0" * 32, {}, sentinel=True)
-        last, _ = self._newest_map(max(entries, default=0))
+        last, _ = self._reader.newest_map(max(entries, default=0))
         largest = len(self._codec.encode(sentinel, self._codec.no_rows))
         for position, found in entries.items():
             if position <= report.boundary and position < last and found.size > largest and not dry_run:

@@ -19,8 +19,9 @@ from memwal.flush.backup import contents as contents_of_moments
 from memwal.flush.backup import copying, moment, take
 from memwal.flush.backup import restore as restoring
 from memwal.flush.backup.moment import Moment, RegionMoment, capture
-from memwal.flush.backup.record import BACKING_UP, RECORD, RESTORED, RESTORING, read_record
+from memwal.flush.backup.record import BACKING_UP, RECORD, RESTORED, read_record
 from memwal.flush.base import create
+from memwal.flush.base.create import RESTORING
 from memwal.flush.commits import rounds
 from memwal.flush.errors import BackupOvertaken, InvalidBackup, NotALanceTable
 from memwal.wal import Corrupt, ObjectStore, bucket_region, open_store
@@ -486,7 +487,7 @@ def test_a_table_that_is_created_while_a_restore_begins_stays(
     small: str, places: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backed_up(small, places[0])
-    once(monkeypatch, restoring, "put_until_known", lambda: other_table(places[1]))
+    once(monkeypatch, copying, "put_until_known", lambda: other_table(places[1]))
     with raises(InvalidBackup):
         restored(*places)
     assert lance.dataset(places[1]).to_table().to_pylist() == [{"other": 1}]

@@ -68,6 +68,6 @@ def test_views_share_a_session_while_little_of_it_is_dead(tmp_path: Path) -> Non
 
 def test_a_view_of_an_ended_session_is_followed_by_one_of_the_new(tmp_path: Path) -> None:
     first = _table(tmp_path).latest()
-    first.caches._session = LanceCaches().session
+    first.caches.session = LanceCaches().session
     assert first.latest() is not first
     assert first.latest().session is first.caches.session

@@ -34,7 +34,7 @@ from collections.abc import Iterator, Mapping
 import pyarrow as pa
 
 from memwal.wal.codec.columns import EntryColumns, field_ids
-from memwal.wal.codec.metadata import Metadata, lances_keys, our_keys, parse_foreign_header, parse_header
+from memwal.wal.codec.metadata import Metadata, check_sum, lances_keys, our_keys, parse_foreign_header, parse_header
 from memwal.wal.errors import Corrupt, first_line
 from memwal.wal.records import Entry, EntryHeader
 
@@ -111,7 +111,7 @@ def _read(data: bytes) -> tuple[EntryHeader, pa.Table]:
     """Return header and columns as written. Raises Corrupt unless `data` is a whole entry, of any program."""
     ours = data[-_TRAILER:-8] == _MARK
     if ours:
-        _check_sum(data)
+        check_sum(zlib.crc32(memoryview(data)[:-_TRAILER]), data[-8:])
     elif not data.endswith(_END):
         raise Corrupt(f"{len(data)} bytes do not end as an entry does; the object is truncated or is no entry")
     try:
@@ -122,7 +122,10 @@ def _read(data: bytes) -> tuple[EntryHeader, pa.Table]:
         return parse_header({b"generation": metadata.get(_SENTINELS_GENERATION.encode(), b""), **metadata}), table
     if b"memwal:entry_id" in metadata:
         raise Corrupt("its checksum is missing; the object was truncated or damaged after writing")
-    _check_values(table)
+    try:  # values without a checksum may point outside the object
+        table.validate(full=True)
+    except pa.ArrowException as error:
+        raise Corrupt(f"its values are damaged: {error}") from error
     return parse_foreign_header(metadata), table
 
 
@@ -145,21 +148,6 @@ def _batches(reader: pa.RecordBatchStreamReader) -> Iterator[tuple[pa.RecordBatc
         except StopIteration:
             return
         yield batch, dict(metadata or {})
-
-
-def _check_sum(data: bytes) -> None:
-    found, recorded = zlib.crc32(memoryview(data)[:-_TRAILER]), data[-8:]
-    if recorded != b"%08x" % found:
-        text = repr(recorded.decode("latin-1"))  # damaged bytes may be no digits
-        raise Corrupt(f"checksum is {found:08x}, recorded is {text}; the object was damaged after writing")
-
-
-def _check_values(table: pa.Table) -> None:
-    """Raise Corrupt if values without a checksum point outside the object."""
-    try:
-        table.validate(full=True)
-    except pa.ArrowException as error:
-        raise Corrupt(f"its values are damaged: {error}") from error
 
 
 def _check_nulls(rows: pa.Table) -> None:

@@ -36,7 +36,7 @@ from lance.file import LanceFileReader, LanceFileSession
 
 from memwal.wal.codec.columns import TOMBSTONE, EntryColumns
 from memwal.wal.codec.lance_arrays import delicate_columns, importable
-from memwal.wal.codec.metadata import lances_keys, our_keys, parse_header
+from memwal.wal.codec.metadata import check_sum, lances_keys, our_keys, parse_header
 from memwal.wal.errors import Corrupt
 from memwal.wal.panics import panics_as_errors
 from memwal.wal.records import Entry, EntryHeader
@@ -136,11 +136,7 @@ def _check_whole(data: bytes) -> None:
         raise Corrupt(f"a Lance file without {_CRC_KEY}: not written by memwal")
     at = mark + len(_CRC_MARK)
     view = memoryview(data)
-    found = zlib.crc32(view[at + 8 :], zlib.crc32(_NO_CRC, zlib.crc32(view[:at])))
-    recorded = data[at : at + 8]
-    if recorded != b"%08x" % found:
-        text = repr(recorded.decode("latin-1"))  # damaged bytes may be no digits
-        raise Corrupt(f"checksum is {found:08x}, recorded is {text}; the object was damaged after writing")
+    check_sum(zlib.crc32(view[at + 8 :], zlib.crc32(_NO_CRC, zlib.crc32(view[:at]))), data[at : at + 8])
 
 
 def open_scratch(process: int | str = "self") -> tuple[IO[bytes] | Any, str]:

@@ -20,7 +20,7 @@ _ALIGNMENT = 16
 
 def delicate_columns(schema: pa.Schema) -> tuple[int, ...]:
     """Return the indexes of the columns that `importable` must check: those with a struct or a decimal at any depth."""
-    return tuple(place for place, field in enumerate(schema) if _has_struct(field.type) or _has_decimal(field.type))
+    return tuple(place for place, field in enumerate(schema) if has_struct(field.type) or _has_decimal(field.type))
 
 
 def importable(batch: pa.RecordBatch, delicate: Sequence[int]) -> pa.RecordBatch:
@@ -47,7 +47,7 @@ def importable_table(rows: pa.Table) -> pa.Table:
 
 
 def _is_sound(column: pa.Array) -> bool:
-    if _has_struct(column.type) and _has_offset(column):
+    if has_struct(column.type) and _has_offset(column):
         return False
     if not _has_decimal(column.type):
         return True
@@ -68,8 +68,9 @@ def _child_arrays(array: pa.Array) -> list[pa.Array]:
     return [array.values] if _is_list(array.type) else []
 
 
-def _has_struct(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_struct(kind)) or any(map(_has_struct, _child_types(kind)))
+def has_struct(kind: pa.DataType) -> bool:
+    """Return whether a type is or has a struct, at any depth."""
+    return bool(pa.types.is_struct(kind)) or any(map(has_struct, _child_types(kind)))
 
 
 def _has_decimal(kind: pa.DataType) -> bool:

@@ -84,6 +84,13 @@ def parse_foreign_header(metadata: Metadata) -> EntryHeader:
         raise Corrupt(f"its metadata is not a WAL entry's: {error!r}") from error
 
 
+def check_sum(found: int, recorded: bytes) -> None:
+    """Raise Corrupt unless `recorded`, 8 hex digits, is the checksum `found`."""
+    if recorded != b"%08x" % found:
+        text = repr(recorded.decode("latin-1"))  # damaged bytes may be no digits
+        raise Corrupt(f"checksum is {found:08x}, recorded is {text}; the object was damaged after writing")
+
+
 def _number(text: bytes) -> int:
     if not text.isdigit():
         raise ValueError(f"{text!r} is no number")

@@ -24,9 +24,10 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from io import FileIO
 from itertools import islice
@@ -98,9 +99,9 @@ TEMPORARY = ".memwal-put-"
 _MOST_DIRECTORIES = 64
 
 
-def sync_directory(path: Path) -> None:
-    """Make the names in the directory `path` durable. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+def sync_path(path: Path) -> None:
+    """Fsync one file, or the names in one directory. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -119,7 +120,7 @@ def sync_names(path: Path) -> None:
         if above.stat().st_dev != device:
             return
         with suppress(PermissionError):
-            sync_directory(above)
+            sync_path(above)
 
 
 def _identity(path: str) -> tuple[int, int]:
@@ -241,23 +242,18 @@ class LocalStore:
 
     def describe(self, prefix: str) -> list[ObjectInfo]:
         """Return every object whose key begins with `prefix`. Raises StoreUnavailable, StoreRefused."""
-        found = []
-        try:
-            for key in self.list(prefix):
-                with suppress(FileNotFoundError):  # removed meanwhile
-                    status = Path(self.root, key).stat()
-                    found.append(ObjectInfo(key, status.st_size, status.st_mtime))
-        except OSError as error:
-            raise failed(f"{self.root}/{prefix}", error) from error
-        return found
+        return self._described(prefix, self.list(prefix))
 
     def leftovers(self, prefix: str) -> list[ObjectInfo]:
         """Return the temporary files below `prefix`. Raises StoreUnavailable, StoreRefused."""
         REQUESTS.add("list", prefix)
+        return self._described(prefix, self._walk(prefix, temporary=True))
+
+    def _described(self, prefix: str, keys: Iterable[str]) -> list[ObjectInfo]:
         found = []
         try:
-            for key in self._walk(prefix, temporary=True):
-                with suppress(FileNotFoundError):  # the put has finished
+            for key in keys:
+                with suppress(FileNotFoundError):  # removed meanwhile, or a put has finished
                     status = Path(self.root, key).stat()
                     found.append(ObjectInfo(key, status.st_size, status.st_mtime))
         except OSError as error:
@@ -287,12 +283,7 @@ class LocalStore:
 
     def list(self, prefix: str) -> list[str]:
         """Return every key that begins with `prefix`. Raises StoreUnavailable, StoreRefused."""
-        REQUESTS.add("list", prefix)
-        folder, slash, _ = prefix.rpartition("/")
-        try:
-            return [key for key in self._walk(folder + slash) if key.startswith(prefix)]
-        except OSError as error:
-            raise failed(f"{self.root}/{prefix}", error) from error
+        return self.list_some(prefix, sys.maxsize)
 
     def delete(self, key: str) -> None:
         """Delete `key` if it exists; directories are kept. Raises StoreUnavailable, StoreRefused."""
@@ -423,7 +414,7 @@ class LocalStore:
         for name in filter(None, folder.split("/")):
             parent, path = path, path / name
             path.mkdir(exist_ok=True)
-            sync_directory(parent)
+            sync_path(parent)
 
     def _evict(self) -> None:
         """Close the least recently used directory, but never one whose sync failed: that must be remembered."""

@@ -128,7 +128,9 @@ def meaning_of(error: Exception) -> Answer:
     if isinstance(error, boto.ClientError):
         return _of_response(error.response)
     if isinstance(error, boto.EndpointConnectionError):
-        return _of_connection(error.kwargs.get("error"))
+        if isinstance(error.kwargs.get("error"), aiohttp.ClientConnectorError | socket.gaierror):
+            return Answer(Meaning.NOTHING, "no connection; is the endpoint right, and up?")
+        return Answer(Meaning.UNKNOWN, "the connection broke")
     for kind, meaning, said in _BY_TYPE:
         if isinstance(error, kind):
             return Answer(meaning, said)
@@ -153,9 +155,3 @@ def _of_response(response: dict[str, Any]) -> Answer:
         meaning, remedy = Meaning.REFUSED, " ".join(str(detail.get("Message", "")).split())[:200]
     region = f" (it says {detail['Region']})" if remedy.endswith(_REGION) and detail.get("Region") else ""
     return Answer(meaning, f"{answered}: {remedy}{region}" if remedy else answered)
-
-
-def _of_connection(below: object) -> Answer:
-    if isinstance(below, aiohttp.ClientConnectorError | socket.gaierror):
-        return Answer(Meaning.NOTHING, "no connection; is the endpoint right, and up?")
-    return Answer(Meaning.UNKNOWN, "the connection broke")

@@ -200,15 +200,12 @@ def _of_endpoint(endpoint: str, options: Mapping[str, str]) -> Iterator[str]:
     url = urlsplit(endpoint)
     if "@" in endpoint:  # even without a scheme, when no user name is parsed: never print it
         yield "endpoint must not hold credentials; give access_key_id and secret_access_key"
-    elif url.scheme not in ("http", "https") or not _has_host(endpoint):
+    elif url.scheme not in ("http", "https") or not (  # the client library accepts no underscore in a host
+        is_valid_endpoint_url(endpoint) or is_valid_ipv6_endpoint_url(endpoint)
+    ):
         yield f"endpoint {endpoint!r} is no URL of a valid host name; write https://host or http://host:port"
     elif url.scheme == "http" and not _is_on(options, "allow_http"):
         yield f'endpoint {endpoint} is plain HTTP; use https, or allow it with allow_http = "true"'
-
-
-def _has_host(endpoint: str) -> bool:
-    """Return whether the client library accepts the host; it allows no underscore."""
-    return bool(is_valid_endpoint_url(endpoint) or is_valid_ipv6_endpoint_url(endpoint))
 
 
 def _switch(options: Mapping[str, str], name: str, problems: list[str]) -> bool:

@@ -24,7 +24,6 @@ import pyarrow as pa
 
 from memwal import wal
 from memwal.flush import BaseTable
-from memwal.flush.parallel_map import AT_ONCE, each
 from memwal.ingest.engine.api.changes import (
     CHANGE,
     CHANGES_GONE,
@@ -43,6 +42,7 @@ from memwal.memtable import TOMBSTONE
 from memwal.wal.entry_reader import EntryReader
 from memwal.wal.layout import entry_key
 from memwal.wal.panics import panics_as_errors
+from memwal.wal.parallel_map import AT_ONCE, each
 from memwal.wal.probing import newest_from
 
 _LOOK_FOR_LOSS = 10.0

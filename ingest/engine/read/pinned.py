@@ -23,7 +23,6 @@ import pyarrow as pa
 from memwal import flush, wal
 from memwal.flush import BaseTable
 from memwal.flush.base.ttl import Expiry
-from memwal.flush.parallel_map import AT_ONCE, each
 from memwal.ingest.engine.api.reads import Level
 from memwal.ingest.engine.read.base import BaseReads
 from memwal.ingest.engine.read.levels import Stack
@@ -34,6 +33,7 @@ from memwal.memtable.filter.predicate import referenced
 from memwal.wal import SsTable
 from memwal.wal.layout import sst_key
 from memwal.wal.panics import RustPanic, panics_as_errors
+from memwal.wal.parallel_map import AT_ONCE, each
 
 _CAPTURES = 20
 """Attempts to pin a moment; a flush or commit rarely overtakes one."""

@@ -26,10 +26,10 @@ from uuid import UUID
 
 from memwal import wal
 from memwal.flush import BaseTable
-from memwal.flush.parallel_map import AT_ONCE, each
 from memwal.ingest.engine.api.reads import Level
 from memwal.ingest.engine.read.levels import RegionView
 from memwal.memtable import MemTable, row_schema
+from memwal.wal.parallel_map import AT_ONCE, each
 
 # The rows of the tail may belong to several generations, and storage does not show which: a claim that replays them may
 # number them differently. The tail therefore counts as newer than any committed generation and is never skipped;

@@ -17,7 +17,6 @@ import pyarrow as pa
 
 from memwal import wal
 from memwal.flush import BaseTable, CommitReport, Upsert
-from memwal.flush.parallel_map import AT_ONCE, each
 from memwal.ingest.engine.api.arguments import keys_or_filter
 from memwal.ingest.engine.api.deletes import FilterDelete
 from memwal.ingest.engine.api.missing import CallersColumns, Missing, missing_rule
@@ -47,6 +46,7 @@ from memwal.ingest.protocol import build
 from memwal.ingest.refusals import expect_routing
 from memwal.ingest.settings.load import Settings
 from memwal.ingest.threads import Periodic
+from memwal.wal.parallel_map import AT_ONCE, each
 
 _LOG = logging.getLogger("memwal.table")
 

@@ -41,10 +41,10 @@ from uuid import UUID
 from pydantic import SecretStr
 
 from memwal import wal
-from memwal.flush.parallel_map import each
 from memwal.ingest.errors import Unavailable
 from memwal.ingest.secret_refs import resolve
 from memwal.wal.layout import owner_key
+from memwal.wal.parallel_map import each
 
 _PROC = Path("/proc")
 _TEXTS = ("host", "machine", "boot", "space", "started")

@@ -33,13 +33,13 @@ from uuid import UUID
 
 from memwal import wal
 from memwal.flush import BaseTable
-from memwal.flush.parallel_map import each
 from memwal.ingest.engine.region.context import RegionContext
 from memwal.ingest.engine.region.writer import RegionWriter
 from memwal.ingest.engine.table import owner_notes as owners
 from memwal.ingest.engine.table.garbage import TableCollector
 from memwal.ingest.errors import Invalid, MemWalError, Unavailable
 from memwal.ingest.refusals import not_owner
+from memwal.wal.parallel_map import each
 
 _LOG = logging.getLogger("memwal.regions")
 REPLAYED_QUICKLY = 16 << 20

@@ -1,4 +1,4 @@
-"""Run one task per region, several at once: most of each task is waiting for storage."""
+"""Run tasks, several at once: most of each task is waiting for storage."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def each(work: Callable[[_In], _Out], items: Iterable[_In], at_once: int) -> Ite
     if len(several) < 2:
         yield from map(work, several or items)
         return
-    pool = ThreadPoolExecutor(at_once, "regions")
+    pool = ThreadPoolExecutor(at_once, "parallel")
     try:
         yield from pool.map(work, several)
     finally:
