@@ -20,9 +20,8 @@ from memwal.ingest.settings.load import Settings
 from memwal.ingest.settings.sections import KAFKA
 from memwal.ingest.spark.dlq.bad_rows import BadRow, columns_of, problems_of
 from memwal.ingest.spark.source.columns import DELETE, OFFSET, PARTITION, TOPIC
-from memwal.ingest.spark.source.json_lines import has_lines
+from memwal.ingest.spark.source.files import ALL_TEXT, has_lines
 from memwal.ingest.spark.source.kafka.rows import record_mapping, rows_without_sql
-from memwal.ingest.spark.source.strict_texts import ALL_TEXT
 from memwal.ingest.values.spec import RecordMapping
 
 

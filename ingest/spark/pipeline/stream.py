@@ -35,12 +35,13 @@ from memwal.ingest.spark.pipeline.pages import RunPages
 from memwal.ingest.spark.pipeline.pausing import Pausing
 from memwal.ingest.spark.pipeline.report import print_report
 from memwal.ingest.spark.pipeline.screen import Progress
+from memwal.ingest.spark.reading import SourceRows
 from memwal.ingest.spark.sink.foreach_batch import MemWalSink
-from memwal.ingest.spark.source.csv_header import ByHeader, has_header
 from memwal.ingest.spark.source.feed import Feed
+from memwal.ingest.spark.source.files import has_header
 from memwal.ingest.spark.source.kafka.stream import read_kafka, topic_guard
 from memwal.ingest.spark.source.kafka.topics import TopicGuard
-from memwal.ingest.spark.source.stream import SourceRows, read_stream
+from memwal.ingest.spark.source.stream import ByHeader, read_stream
 from memwal.wal import Clock
 
 if TYPE_CHECKING:

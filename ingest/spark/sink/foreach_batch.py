@@ -35,7 +35,7 @@ from memwal.ingest.spark.dlq.bad_rows import BadRate, BadRow
 from memwal.ingest.spark.dlq.letters import Place, Rules, given, refused_in
 from memwal.ingest.spark.dlq.table import DeadLetters
 from memwal.ingest.spark.errors import of_spark
-from memwal.ingest.spark.reading import MOST_ROWS, READ_AGAIN, WITHOUT_READING, rows_read
+from memwal.ingest.spark.reading import MOST_ROWS, READ_AGAIN, WITHOUT_READING, SmallReader, SourceGuard, rows_read
 from memwal.ingest.spark.schema import spark_type
 from memwal.ingest.spark.session import use_own_python
 from memwal.ingest.spark.sink.prepared import PreparedTask, fits_one_task, places
@@ -53,7 +53,6 @@ from memwal.ingest.spark.source.columns import (
     ROW,
     of_table,
 )
-from memwal.ingest.spark.source.stream import SmallReader, SourceGuard
 from memwal.wal import SystemClock, SystemIds
 from memwal.wal.panics import panics_as_errors
 

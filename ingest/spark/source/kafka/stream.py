@@ -24,7 +24,7 @@ from memwal.ingest.secret_refs import resolve
 from memwal.ingest.settings.load import Settings
 from memwal.ingest.settings.sections import KAFKA, SourceSettings
 from memwal.ingest.spark.checkpoint_files import checkpoint_files
-from memwal.ingest.spark.reading import DriverRead
+from memwal.ingest.spark.reading import DriverRead, SourceRows
 from memwal.ingest.spark.schema import spark_type
 from memwal.ingest.spark.source.columns import (
     DELETE,
@@ -47,7 +47,6 @@ from memwal.ingest.spark.source.kafka.rows import (
     rows_without_sql,
 )
 from memwal.ingest.spark.source.kafka.topics import Admin, TopicGuard, check_places
-from memwal.ingest.spark.source.stream import SourceRows
 from memwal.ingest.values.spec import KEY, PLAIN, VALUE, Column, RecordMapping
 
 if TYPE_CHECKING:
