@@ -25,19 +25,7 @@ from memwal.ingest.errors import MemWalError
 from memwal.ingest.secret_refs import resolve
 from memwal.ingest.spark.dlq.bad_rows import BadRow, as_json, readable_row
 from memwal.ingest.spark.dlq.table import SCHEMA, DeadLetters
-from memwal.ingest.spark.source.columns import (
-    BLOCK,
-    FILE,
-    LANDED,
-    LETTER,
-    LETTER_TYPE,
-    OFFSET,
-    PARTITION,
-    RAW_HEADERS,
-    RAW_KEY,
-    RAW_VALUE,
-    TOPIC,
-)
+from memwal.ingest.spark.source import columns as col
 from memwal.wal import Clock, SystemClock, SystemIds
 
 Mode = Literal["fail", "skip", "table"]
@@ -72,10 +60,10 @@ class Written:
 def place_of(batch: pa.RecordBatch, row: int, number: int) -> Place:
     """Return the place of a row in its source. `number`: as counted by `route.RowNumbers`."""
     names = batch.schema.names
-    if TOPIC in names and batch[TOPIC][row].is_valid:
-        return tuple(batch[name][row].as_py() for name in (TOPIC, PARTITION, OFFSET))
-    file = batch[FILE][row].as_py() if FILE in names else None
-    return (file, batch[BLOCK][row].as_py() if BLOCK in names else None, number)
+    if col.TOPIC in names and batch[col.TOPIC][row].is_valid:
+        return tuple(batch[name][row].as_py() for name in (col.TOPIC, col.PARTITION, col.OFFSET))
+    file = batch[col.FILE][row].as_py() if col.FILE in names else None
+    return (file, batch[col.BLOCK][row].as_py() if col.BLOCK in names else None, number)
 
 
 def rows_at(places: Mapping[Place, BadRow], batch: pa.RecordBatch, numbers: npt.NDArray[np.int64]) -> dict[int, BadRow]:
@@ -87,8 +75,8 @@ def rows_at(places: Mapping[Place, BadRow], batch: pa.RecordBatch, numbers: npt.
         nothing = [None] * batch.num_rows
         return [batch[name].to_pylist() if name in batch.schema.names else nothing for name in names]
 
-    files = zip(*parts(FILE, BLOCK), numbers.tolist(), strict=True)
-    records = zip(*parts(TOPIC, PARTITION, OFFSET), strict=True)
+    files = zip(*parts(col.FILE, col.BLOCK), numbers.tolist(), strict=True)
+    records = zip(*parts(col.TOPIC, col.PARTITION, col.OFFSET), strict=True)
     told = enumerate(record if record[0] is not None else file for record, file in zip(records, files, strict=True))
     return {row: places[place] for row, place in told if place in places}
 
@@ -99,19 +87,19 @@ def letter_column(batch: pa.RecordBatch, bad: Mapping[int, BadRow], columns: lis
     `raw`: include the bytes of the record, or, if the source has none, the row's `columns` as JSON.
     """
     if not bad:
-        return pa.nulls(batch.num_rows, LETTER_TYPE)
+        return pa.nulls(batch.num_rows, col.LETTER_TYPE)
     letters: list[dict[str, object] | None] = [None] * batch.num_rows
     for row, why in bad.items():
         letter: dict[str, object] = {"stage": why.stage, "column": why.column, "reason": why.reason}
         if raw:
-            letter["raw_key"] = _bytes(batch, RAW_KEY, row)
-            if RAW_HEADERS in batch.schema.names:
-                letter["raw_headers"] = batch[RAW_HEADERS][row].as_py() or []
-            value = _bytes(batch, RAW_VALUE, row)
-            given = value is not None or (TOPIC in batch.schema.names and batch[TOPIC][row].is_valid)
+            letter["raw_key"] = _bytes(batch, col.RAW_KEY, row)
+            if col.RAW_HEADERS in batch.schema.names:
+                letter["raw_headers"] = batch[col.RAW_HEADERS][row].as_py() or []
+            value = _bytes(batch, col.RAW_VALUE, row)
+            given = value is not None or (col.TOPIC in batch.schema.names and batch[col.TOPIC][row].is_valid)
             letter["raw_value"] = value if given else as_json(readable_row(batch.select(columns), row))
         letters[row] = letter
-    return pa.array(letters, LETTER_TYPE)
+    return pa.array(letters, col.LETTER_TYPE)
 
 
 def _bytes(batch: pa.RecordBatch, name: str, row: int) -> bytes | None:
@@ -127,7 +115,7 @@ def as_letters(
     """
     names = batch.schema.names
     numbers = batch[row_numbers].to_pylist()
-    contents = pc.struct_field(batch[LETTER], "raw_value").to_pylist()
+    contents = pc.struct_field(batch[col.LETTER], "raw_value").to_pylist()
     ids = [
         _id(query_id, batch_id, place_of(batch, row, number), contents[row] or b"", seen)
         for row, number in enumerate(numbers)
@@ -137,17 +125,17 @@ def as_letters(
     def kept(name: str, kind: pa.DataType) -> pa.Array:
         return batch[name].cast(kind) if name in names else pa.nulls(count, kind)
 
-    parts = {field.name: pc.struct_field(batch[LETTER], field.name).cast(field.type) for field in LETTER_TYPE}
+    parts = {field.name: pc.struct_field(batch[col.LETTER], field.name).cast(field.type) for field in col.LETTER_TYPE}
     parts |= {
         "id": pa.array(ids, pa.string()),
         "time": pa.array([int(now * 1e6)] * count, pa.timestamp("us", "UTC")),
-        "topic": kept(TOPIC, pa.string()),
-        "partition": kept(PARTITION, pa.int32()),
-        "offset": kept(OFFSET, pa.int64()),
-        "file": kept(FILE, pa.string()),
-        "block": kept(BLOCK, pa.int64()),
-        "row": pa.nulls(count, pa.int64()) if TOPIC in names else pa.array(numbers, pa.int64()),
-        "landed": kept(LANDED, pa.timestamp("us", "UTC")),
+        "topic": kept(col.TOPIC, pa.string()),
+        "partition": kept(col.PARTITION, pa.int32()),
+        "offset": kept(col.OFFSET, pa.int64()),
+        "file": kept(col.FILE, pa.string()),
+        "block": kept(col.BLOCK, pa.int64()),
+        "row": pa.nulls(count, pa.int64()) if col.TOPIC in names else pa.array(numbers, pa.int64()),
+        "landed": kept(col.LANDED, pa.timestamp("us", "UTC")),
         "query_id": pa.array([query_id] * count, pa.string()),
         "batch_id": pa.array([batch_id] * count, pa.int64()),
     }
@@ -183,7 +171,7 @@ class Refusals:
 
     def sent(self, batch: pa.RecordBatch) -> None:
         """Record these rows as sent, after those recorded before."""
-        names = (TOPIC, PARTITION, OFFSET, FILE, BLOCK, self._row_numbers)
+        names = (col.TOPIC, col.PARTITION, col.OFFSET, col.FILE, col.BLOCK, self._row_numbers)
         self._sent.append(batch.select([name for name in names if name in batch.schema.names]))
 
     def packed(self, error: MemWalError) -> str | None:
@@ -253,7 +241,7 @@ class DeadLetterWriter:
 
     def _counted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         self._rows += batch.num_rows
-        for why in batch[LETTER].to_pylist():
+        for why in batch[col.LETTER].to_pylist():
             self._reasons[f"{why['stage']}: {why['reason']}"] += 1
         now = self._clock.now()
         return as_letters(batch, self._row_numbers, self._query_id, self._batch_id, now, self._seen)

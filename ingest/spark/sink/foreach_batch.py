@@ -38,21 +38,12 @@ from memwal.ingest.spark.errors import of_spark
 from memwal.ingest.spark.reading import MOST_ROWS, READ_AGAIN, WITHOUT_READING, SmallReader, SourceGuard, rows_read
 from memwal.ingest.spark.schema import spark_type
 from memwal.ingest.spark.session import use_own_python
-from memwal.ingest.spark.sink.prepared import PreparedTask, fits_one_task, places
 from memwal.ingest.spark.sink.receipts import BatchReceipt, added_by, receipt_of, receipt_schema, refuse_older
 from memwal.ingest.spark.sink.route import RouteTask
 from memwal.ingest.spark.sink.send import SendTask, required_of
-from memwal.ingest.spark.sink.small import MOST_BYTES, PATHS_NEEDED, TOO_MANY, OneTask
-from memwal.ingest.spark.source.columns import (
-    ADDED,
-    BUCKET,
-    LETTER,
-    LETTER_TYPE,
-    NOT_SHUFFLED,
-    PLACE,
-    ROW,
-    of_table,
-)
+from memwal.ingest.spark.sink.small import MOST_BYTES, PATHS_NEEDED, TOO_MANY, OneTask, PreparedTask, fits_one_task
+from memwal.ingest.spark.source import columns as col
+from memwal.ingest.spark.source.columns import of_table, places
 from memwal.wal import SystemClock, SystemIds
 from memwal.wal.panics import panics_as_errors
 
@@ -302,7 +293,7 @@ class MemWalSink:
         again, so the next micro-batches have paths from the start.
         """
         self._with_paths = max(0, self._with_paths - 1)
-        if self._with_paths or not set(PLACE) <= set(schema.names) or (self._last or 0) < WITHOUT_PATHS_FROM:
+        if self._with_paths or not set(col.PLACE) <= set(schema.names) or (self._last or 0) < WITHOUT_PATHS_FROM:
             return None
         rows = self._taken(frame, schema, replace(task, without_paths=True))
         if not any(row["said"] == PATHS_NEEDED for row in rows):
@@ -328,7 +319,7 @@ class MemWalSink:
             if refused:
                 # The dead letters must be durable before any region applies the micro-batch without these rows:
                 # afterwards no region refuses them, and a replay would not know them.
-                letters = added_by(_collected(rows.where(f"{BUCKET} < 0"), send))
+                letters = added_by(_collected(rows.where(f"{col.BUCKET} < 0"), send))
             return _collected(rows, send), letters
 
     @contextmanager
@@ -423,20 +414,20 @@ def routed_frame(frame: DataFrame, route: RouteTask, most: int, order_by: Sequen
     from pyspark.sql.types import IntegerType, LongType, StructField, StructType
 
     if not places(frame.columns):
-        frame = frame.withColumn(PLACE[2], functions.spark_partition_id().cast("long"))
-    kinds = zip(ADDED, (LongType(), IntegerType()), strict=True)
+        frame = frame.withColumn(col.PLACE[2], functions.spark_partition_id().cast("long"))
+    kinds = zip(col.ADDED, (LongType(), IntegerType()), strict=True)
     added = [StructField(name, kind, True) for name, kind in kinds]
     if route.letters != "fail":
-        added.append(StructField(LETTER, spark_type(LETTER_TYPE), True))
+        added.append(StructField(col.LETTER, spark_type(col.LETTER_TYPE), True))
     passing = [
-        StructField(each.name, each.dataType, True) for each in frame.schema.fields if each.name not in NOT_SHUFFLED
+        StructField(each.name, each.dataType, True) for each in frame.schema.fields if each.name not in col.NOT_SHUFFLED
     ]
     routed = frame.mapInArrow(route, StructType([*passing, *added]))
     tasks = min(most, int(frame.sparkSession.conf.get("spark.sql.shuffle.partitions") or most))
-    by_region = functions.pmod(functions.col(BUCKET), functions.lit(tasks))
+    by_region = functions.pmod(functions.col(col.BUCKET), functions.lit(tasks))
     place = places(frame.columns)
     placed = routed.repartitionById(tasks, by_region)
-    return placed.sortWithinPartitions(BUCKET, *(f"`{name}`" for name in order_by), *place, ROW)
+    return placed.sortWithinPartitions(col.BUCKET, *(f"`{name}`" for name in order_by), *place, col.ROW)
 
 
 def _collected(frame: DataFrame, task: SendTask) -> list[dict[str, Any]]:

@@ -70,6 +70,11 @@ def rows_and_deletes(
     return (rows, None) if isinstance(deletes, bool) else (emptied(rows, (*key, version), deletes), deletes)
 
 
+def places(columns: Sequence[str]) -> list[str]:
+    """Return the columns among `columns` that form the place of a row, most significant first."""
+    return [name for name in (COORDINATES if OFFSET in columns else PLACE) if name in columns]
+
+
 def place_column(columns: Sequence[str]) -> str:
     """Return the column among `columns` that is never null in a row of a source."""
     return next((name for name in (OFFSET, PART) if name in columns), BLOCK)
