@@ -17,7 +17,7 @@ from rich.text import Text
 
 from memwal.ingest.engine.api.results import python_rows, python_values
 from memwal.ingest.service.client.remote import RemoteTable
-from memwal.ingest.spark.pipeline.figures import Figures
+from memwal.ingest.spark.pipeline.metrics import Figures
 from memwal.memtable import IndexSpec
 from memwal.wal import Clock
 

@@ -13,7 +13,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from memwal.ingest.spark.pipeline.figures import Figures
+from memwal.ingest.spark.pipeline.metrics import Figures
 from memwal.wal import Clock
 
 _PER_SECOND = 4

@@ -142,7 +142,7 @@ class PipelineStream:
 
     def report(self, console: Console) -> None:
         """Print the report of the pipeline."""
-        print_report(console, self._owner.table, self._base.indexes, self._pages.stats.figures(), self._clock)
+        print_report(console, self._owner.table, self._base.indexes, self._pages.meter.figures(), self._clock)
 
     def stop(self) -> None:
         """Stop the feed and the query, if they still run."""
@@ -220,7 +220,7 @@ class PipelineStream:
             refuse_set_back(self._settings, lambda query: self._owner.table.applied(query).newest)
             mark_checkpoint(self._settings, self._base)
             self._check_replay()
-            self._pages.stats.begin()
+            self._pages.meter.begin()
             query = writer.start()
         except Exception as error:
             raise of_spark(error) from error
@@ -312,4 +312,4 @@ class PipelineStream:
         except MemWalError as error:
             self._pages.health.hold("no_daemon", str(error))
         files = "" if self._feed is None else f"{self._feed.landed}/{self._feed.files}"
-        self._progress.show(self._pages.stats.figures(), status, files)
+        self._progress.show(self._pages.meter.figures(), status, files)
