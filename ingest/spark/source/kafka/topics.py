@@ -54,7 +54,7 @@ from memwal.ingest.secret_refs import resolve
 from memwal.ingest.settings.load import Settings
 from memwal.ingest.settings.sections import SourceSettings
 from memwal.ingest.spark.checkpoint_files import CheckpointFiles
-from memwal.ingest.spark.errors import of_java
+from memwal.ingest.spark.errors import of_kafka
 from memwal.ingest.spark.session import CONNECTOR
 from memwal.ingest.suggest import suggestion
 
@@ -260,7 +260,7 @@ def _kafka_errors() -> Iterator[None]:
         yield
     except Py4JJavaError as error:
         said = f"Kafka: {str(error.java_exception).splitlines()[0]}"
-        raise of_java(error.java_exception) or Internal(said) from None
+        raise of_kafka(error.java_exception) or Internal(said) from None
     except (Py4JError, TypeError) as error:
         raise Invalid(
             "Spark has no Kafka connector; remove spark.jars and spark.jars.packages from [source] spark, or add "
