@@ -151,7 +151,7 @@ _NO_TOPIC = "UnknownTopicOrPartitionException"
 
 
 def of_kafka(error: Any) -> MemWalError | None:
-    """Return the error for an exception caused by Kafka's client, as `_chain` takes it; None for any other exception."""
+    """Return the error for an exception (see `_chain`) caused by Kafka's client; None for any other exception."""
     for name, _, text in _chain(error):
         if name == _LOST:
             return _lost(text.removeprefix(f"{name}: "))

@@ -26,7 +26,7 @@ from memwal.ingest.secret_refs import resolve
 from memwal.ingest.spark.dlq.bad_rows import BadRow, as_json, readable_row
 from memwal.ingest.spark.dlq.table import SCHEMA, DeadLetters
 from memwal.ingest.spark.source import columns as col
-from memwal.wal import Clock, SystemClock, SystemIds
+from memwal.wal import SystemClock, SystemIds
 
 Mode = Literal["fail", "skip", "table"]
 Place = tuple[str | int | None, ...]
@@ -46,15 +46,6 @@ class Rules:
 
 
 FAIL = Rules()
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """The bad rows of a micro-batch. `added`: newly written dead letters. `reasons`: the most frequent ones."""
-
-    rows: int
-    added: int
-    reasons: str
 
 
 def place_of(batch: pa.RecordBatch, row: int, number: int) -> Place:
@@ -106,15 +97,13 @@ def _bytes(batch: pa.RecordBatch, name: str, row: int) -> bytes | None:
     return batch[name].cast(pa.binary())[row].as_py() if name in batch.schema.names else None
 
 
-def as_letters(
-    batch: pa.RecordBatch, row_numbers: str, query_id: str, batch_id: int, now: float, seen: Counter[bytes]
-) -> pa.RecordBatch:
-    """Return rows without a region as rows of the table of dead letters. `row_numbers`: the column with their numbers.
+def as_letters(batch: pa.RecordBatch, query_id: str, batch_id: int, now: float, seen: Counter[bytes]) -> pa.RecordBatch:
+    """Return rows without a region as rows of the table of dead letters.
 
     `seen`: how often each content of rows without a place occurred in this micro-batch; this function updates it.
     """
     names = batch.schema.names
-    numbers = batch[row_numbers].to_pylist()
+    numbers = batch[col.ROW].to_pylist()
     contents = pc.struct_field(batch[col.LETTER], "raw_value").to_pylist()
     ids = [
         _id(query_id, batch_id, place_of(batch, row, number), contents[row] or b"", seen)
@@ -165,13 +154,12 @@ class Refusals:
     the rows dead letters.
     """
 
-    def __init__(self, row_numbers: str) -> None:
-        self._row_numbers = row_numbers
+    def __init__(self) -> None:
         self._sent: list[pa.RecordBatch] = []
 
     def sent(self, batch: pa.RecordBatch) -> None:
         """Record these rows as sent, after those recorded before."""
-        names = (col.TOPIC, col.PARTITION, col.OFFSET, col.FILE, col.BLOCK, self._row_numbers)
+        names = (col.TOPIC, col.PARTITION, col.OFFSET, col.FILE, col.BLOCK, col.ROW)
         self._sent.append(batch.select([name for name in names if name in batch.schema.names]))
 
     def packed(self, error: MemWalError) -> str | None:
@@ -182,7 +170,7 @@ class Refusals:
             return None
         why = [details.get("column"), str(details.get("reason") or error.message)]
         sent = pa.Table.from_batches(self._sent).take(pa.array(rows)).combine_chunks().to_batches()[0]
-        numbers = sent[self._row_numbers].to_pylist()
+        numbers = sent[col.ROW].to_pylist()
         return json.dumps([[place_of(sent, row, number), *why] for row, number in enumerate(numbers)])
 
 
@@ -196,8 +184,7 @@ def given(letters: DeadLetters | None, query_id: str, batch_id: int) -> dict[Pla
 
     Rows of a source without places are omitted: they cannot be recognized.
     """
-    note = None if letters is None else letters.note(query_id)
-    if letters is None or note is None or note.batch_id != batch_id:
+    if letters is None or (note := letters.note(query_id)) is None or note.batch_id != batch_id:
         return {}
     found: dict[Place, BadRow] = {}
     for row in letters.written(query_id, batch_id).to_pylist():
@@ -209,39 +196,27 @@ def given(letters: DeadLetters | None, query_id: str, batch_id: int) -> dict[Pla
     return found
 
 
-class DeadLetterWriter:
-    """Writes the bad rows of a micro-batch as the rules say.
+def write_letters(rules: Rules, query_id: str, batch_id: int, bad: Iterable[pa.RecordBatch]) -> tuple[int, int, str]:
+    """Write the bad rows of a micro-batch as the rules say: all rows without a region, or none.
 
-    Thread safety. One thread.
+    Return the number of bad rows, the number of newly written dead letters, and the most frequent reasons. Raises:
+    errors of `DeadLetters`, and of iterating `bad`.
     """
+    clock, rows, added = SystemClock(), 0, 0
+    reasons, seen = Counter[str](), Counter[bytes]()
 
-    def __init__(self, rules: Rules, row_numbers: str, query_id: str, batch_id: int) -> None:
-        self._rules, self._row_numbers = rules, row_numbers
-        self._query_id, self._batch_id = query_id, batch_id
-        self._clock: Clock = SystemClock()
-        self._rows = 0
-        self._reasons: Counter[str] = Counter()
-        self._seen: Counter[bytes] = Counter()
+    def counted() -> Iterator[pa.RecordBatch]:
+        nonlocal rows
+        for batch in bad:
+            rows += batch.num_rows
+            reasons.update(f"{why['stage']}: {why['reason']}" for why in batch[col.LETTER].to_pylist())
+            yield as_letters(batch, query_id, batch_id, clock.now(), seen)
 
-    def take(self, bad: Iterable[pa.RecordBatch]) -> Written:
-        """Write all rows without a region, or none. Raises: errors of `DeadLetters`, and of iterating `bad`."""
-        letters = map(self._counted, bad)
-        added = self._write(letters)
-        for _ in letters:
-            continue  # count the rest: `append` does not read the dead letters of a micro-batch that is done
-        said = "; ".join(f"{reason} ({count:,}x)" for reason, count in self._reasons.most_common(_SAID))
-        return Written(self._rows, added, said)
-
-    def _write(self, letters: Iterator[pa.RecordBatch]) -> int:
-        if self._rules.mode != "table":
-            return 0
-        secrets = {name: SecretStr(value) for name, value in self._rules.options}
-        table = DeadLetters.create(self._rules.uri, resolve(secrets, os.environ), self._clock, SystemIds())
-        return table.append(letters, self._query_id, self._batch_id)
-
-    def _counted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        self._rows += batch.num_rows
-        for why in batch[col.LETTER].to_pylist():
-            self._reasons[f"{why['stage']}: {why['reason']}"] += 1
-        now = self._clock.now()
-        return as_letters(batch, self._row_numbers, self._query_id, self._batch_id, now, self._seen)
+    letters = counted()
+    if rules.mode == "table":
+        secrets = {name: SecretStr(value) for name, value in rules.options}
+        table = DeadLetters.create(rules.uri, resolve(secrets, os.environ), clock, SystemIds())
+        added = table.append(letters, query_id, batch_id)
+    for _ in letters:
+        continue  # count the rest: `append` does not read the dead letters of a micro-batch that is done
+    return rows, added, "; ".join(f"{reason} ({count:,}x)" for reason, count in reasons.most_common(_SAID))
