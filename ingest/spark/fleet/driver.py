@@ -205,24 +205,18 @@ def serve_on_spark(
     with ThreadPoolExecutor(1, "spark-start") as starter:  # in the main thread Spark would take over the signals
         spark = starter.submit(start_context, conf).result()
     try:
-        return _served(spark, settings, ready, stop)
+        daemons = SparkDaemons(spark, settings, ready, wal.SystemClock(), wal.SystemIds())
+        try:
+            while not stop.wait(LOOK_EVERY) and not daemons.ended:
+                pass
+        finally:
+            daemons.stop()
+        if daemons.failure is not None:
+            raise daemons.failure
+        return daemons.code
     finally:
         with suppress(Exception):
             spark.stop()
-
-
-def _served(
-    spark: SparkContext, settings: Settings, ready: Callable[[Sequence[str]], None], stop: threading.Event
-) -> int:
-    daemons = SparkDaemons(spark, settings, ready, wal.SystemClock(), wal.SystemIds())
-    try:
-        while not stop.wait(LOOK_EVERY) and not daemons.ended:
-            pass
-    finally:
-        daemons.stop()
-    if daemons.failure is not None:
-        raise daemons.failure
-    return daemons.code
 
 
 def session_of(settings: Settings) -> dict[str, str]:
