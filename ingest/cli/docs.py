@@ -119,12 +119,6 @@ def between_markers(text: str, begins: str = BEGIN, ends: str = END) -> str:
     return body.strip("\n") + "\n"
 
 
-def _put_between(text: str, begins: str, ends: str, reference: str) -> str:
-    between_markers(text, begins, ends)
-    head, _, rest = text.partition(begins)
-    return f"{head}{begins}\n\n{reference}\n{ends}{rest.partition(ends)[2]}"
-
-
 def _write(root: Path) -> None:
     (root / "configs" / "default.toml").write_text(render_settings(Settings(), comments=True), encoding="utf-8")
     (root / PYTHON).write_text(render_python(), encoding="utf-8")
@@ -132,7 +126,10 @@ def _write(root: Path) -> None:
         (root / "configs" / "README.md", (BEGIN, END), render_reference()),
         (root / "ingest" / "service" / "ops" / "README.md", METRICS, render_metrics()),
     ):
-        text = _put_between(readme.read_text(encoding="utf-8"), *marks, reference)
+        text, (begins, ends) = readme.read_text(encoding="utf-8"), marks
+        between_markers(text, begins, ends)  # raises if they are missing
+        head, _, rest = text.partition(begins)
+        text = f"{head}{begins}\n\n{reference}\n{ends}{rest.partition(ends)[2]}"
         readme.write_text(text, encoding="utf-8")
 
 
