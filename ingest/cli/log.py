@@ -70,7 +70,18 @@ def show_diff(call: Call, *, between: tuple[int, int], keys: int, as_json: bool)
         if version not in kept:
             raise Invalid(f"version {version} of {base.uri} does not exist; existing versions: {ranges(kept)}")
     found = diff_versions(store, *between, base.key)
-    return print_result(call.console, _diff_json(found, keys), render_diff(base.uri, found, keys), as_json=as_json)
+    tables = {"added": found.added, "removed": found.removed, "changed": found.changed}
+    told = {
+        "before": found.before,
+        "after": found.after,
+        **{name: rows.num_rows for name, rows in tables.items()},
+        "same": found.same,
+        "changed_columns": dict(found.columns),
+        "columns_added": list(found.columns_added),
+        "columns_dropped": list(found.columns_dropped),
+        "keys": {name: rows.slice(0, keys).to_pylist() for name, rows in tables.items()} if keys else None,
+    }
+    return print_result(call.console, told, render_diff(base.uri, found, keys), as_json=as_json)
 
 
 def _tokens(store: wal.ObjectStore, history: History) -> dict[str, str]:
@@ -273,20 +284,6 @@ def render_diff(uri: str, found: VersionDiff, keys: int) -> RenderableType:
 def _key(row: Mapping[str, Any]) -> str:
     values = [str(value) for value in row.values()]
     return values[0] if len(values) == 1 else f"({', '.join(values)})"
-
-
-def _diff_json(found: VersionDiff, keys: int) -> dict[str, Any]:
-    tables = {"added": found.added, "removed": found.removed, "changed": found.changed}
-    return {
-        "before": found.before,
-        "after": found.after,
-        **{name: rows.num_rows for name, rows in tables.items()},
-        "same": found.same,
-        "changed_columns": dict(found.columns),
-        "columns_added": list(found.columns_added),
-        "columns_dropped": list(found.columns_dropped),
-        "keys": {name: rows.slice(0, keys).to_pylist() for name, rows in tables.items()} if keys else None,
-    }
 
 
 # ---- words ---------------------------------------------------------------------------------------------------------

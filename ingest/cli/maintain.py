@@ -199,18 +199,16 @@ def _here() -> str:
 
 
 def collect(call: Call, *, dry_run: bool, as_json: bool) -> int:
-    """Collect once; print what was deleted and kept. Raises: Invalid if the table does not exist; wal, flush errors."""
+    """Collect once; print what was deleted and kept, per region and kind.
+
+    Raises: Invalid if the table does not exist; wal and flush errors.
+    """
     base, store = open_base(call)
     collector = TableCollector(store, base.codec, wal.SystemClock(), wal.regions(store), call.settings.wal.options())
     with call.console.status("looking" if dry_run else "collecting"):
         found = collector.collect(base, Ages.of(call.settings.gc), dry_run=dry_run)
-    return print_result(call.console, _garbage_as_dict(found, base.uri), _garbage(found), as_json=as_json)
-
-
-def _garbage_as_dict(found: TableGarbage, uri: str) -> dict[str, Any]:
-    """Return the output of `--json`: what was deleted and kept, per region and kind; sizes in bytes."""
-    return {
-        "table": uri,
+    told = {
+        "table": base.uri,
         "dry_run": found.dry_run,
         "regions": [
             {"region": each.region}
@@ -221,6 +219,7 @@ def _garbage_as_dict(found: TableGarbage, uri: str) -> dict[str, Any]:
         "bytes": found.bytes,
         "storage": space_status(found.space),
     }
+    return print_result(call.console, told, _garbage(found), as_json=as_json)
 
 
 def _without_ids(found: Any) -> dict[str, Any]:

@@ -198,7 +198,13 @@ class StageTask:
     def stage(self, batches: Iterable[pa.RecordBatch]) -> tuple[Staged, ...]:
         """Stage all rows. Return the objects; those of each region are in the order of its rows."""
         size = 0
-        for batch in self._route.routed(map(self._placed, batches)):
+        placed = (
+            batch
+            if place_column(batch.schema.names) in batch.schema.names
+            else batch.append_column(BLOCK, pa.array(np.full(batch.num_rows, self._partition)))
+            for batch in batches
+        )
+        for batch in self._route.routed(placed):
             ordered = batch.take(pc.array_sort_indices(batch[BUCKET]))  # a stable sort
             buckets = ordered[BUCKET].to_numpy()
             for start, end in runs(buckets) if batch.num_rows else ():
@@ -209,11 +215,6 @@ class StageTask:
                 size = 0
         self._put_all()
         return tuple(self._staged)
-
-    def _placed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        if place_column(batch.schema.names) in batch.schema.names:
-            return batch
-        return batch.append_column(BLOCK, pa.array(np.full(batch.num_rows, self._partition)))
 
     def _put_all(self) -> None:
         held, self._held = sorted(self._held.items()), defaultdict(list)

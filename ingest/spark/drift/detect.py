@@ -93,7 +93,14 @@ class FieldsTask:
 
     def fields_of(self, records: pa.Array) -> Kinds:
         """Return the kinds of the fields of records, by name."""
-        found = self._of_schemas(records) if self.registry else _of_json(records, self.envelope, self.known)
+        values = [] if self.registry else [value for value in records.to_pylist() if value is not None]
+        found = _at_once(values, self.known) if self.envelope == "none" and values else None
+        if self.registry:
+            found = self._of_schemas(records)
+        elif found is None:
+            found = {}
+            for each in documents(values, of_json, self.envelope):
+                widen(found, {name: of_value(value) for name, value in (each.fields or {}).items()})
         return {name: kind for name, kind in found.items() if name not in self.known}
 
     def _of_schemas(self, records: pa.Array) -> Kinds:
@@ -105,16 +112,6 @@ class FieldsTask:
                 continue
             widen(found, fields_of_schema(schema, self.envelope))
         return found
-
-
-def _of_json(records: pa.Array, envelope: str, known: frozenset[str]) -> Kinds:
-    values = [value for value in records.to_pylist() if value is not None]
-    found = _at_once(values, known) if envelope == "none" and values else None
-    if found is None:
-        found = {}
-        for each in documents(values, of_json, envelope):
-            widen(found, {name: of_value(value) for name, value in (each.fields or {}).items()})
-    return found
 
 
 def _at_once(values: list[bytes], known: frozenset[str]) -> Kinds | None:

@@ -247,9 +247,8 @@ class MemWalSink:
         task = OneTask(self._route(), send, tuple(self._settings.source.order_by), MOST_BYTES)
         rows = self.small(frame) if not task.order_by or fits_one_task(frame.schema, task) else None
         if rows is None:
-            self._by_jobs = (
-                0 if self._last is None else BY_JOBS_FOR
-            )  # the first micro-batch may be an accumulated backlog
+            # The first micro-batch may be an accumulated backlog.
+            self._by_jobs = 0 if self._last is None else BY_JOBS_FOR
             return None
         if self.guard is not None:
             self.guard.check()
@@ -272,34 +271,25 @@ class MemWalSink:
             return None
         task = OneTask(self._route(), send, tuple(self._settings.source.order_by), MOST_BYTES)
         schema = frame.schema
+        rows: list[dict[str, Any]] | None = None
         if not fits_one_task(schema, task):
             return None
-        if self.guard is None:
-            rows = self._without_paths(frame, schema, task)
-            if rows is None:
-                rows = self._taken(frame, schema, task)
-        else:
+        if self.guard is not None:
             with self._checked(frame.repartition(1)) as read:
                 rows = self._taken(read, schema, task)
+        else:
+            self._with_paths = max(0, self._with_paths - 1)
+            if not self._with_paths and set(col.PLACE) <= set(schema.names) and self._last >= WITHOUT_PATHS_FROM:
+                rows = self._taken(frame, schema, replace(task, without_paths=True))
+                # A source that needed paths once will probably need them again.
+                if any(row["said"] == PATHS_NEEDED for row in rows):
+                    self._with_paths, rows = WITH_PATHS_FOR, None
+            if rows is None:
+                rows = self._taken(frame, schema, task)
         if any(row["said"] == TOO_MANY for row in rows):
             self._too_many = True
             return None
         return rows
-
-    def _without_paths(self, frame: DataFrame, schema: StructType, task: OneTask) -> list[dict[str, Any]] | None:
-        """As `_taken`, for rows without the paths of their files.
-
-        None if paths are needed, or if few rows are expected. A source that needed paths once will probably need them
-        again, so the next micro-batches have paths from the start.
-        """
-        self._with_paths = max(0, self._with_paths - 1)
-        if self._with_paths or not set(col.PLACE) <= set(schema.names) or (self._last or 0) < WITHOUT_PATHS_FROM:
-            return None
-        rows = self._taken(frame, schema, replace(task, without_paths=True))
-        if not any(row["said"] == PATHS_NEEDED for row in rows):
-            return rows
-        self._with_paths = WITH_PATHS_FOR
-        return None
 
     def _taken(self, frame: DataFrame, schema: StructType, task: OneTask) -> list[dict[str, Any]]:
         """Return the receipts of the single task that processes all rows."""

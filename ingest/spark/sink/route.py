@@ -65,7 +65,14 @@ class RouteTask:
                 others = np.setdiff1d(np.arange(batch.num_rows), list(refused))
                 batch, numbers = batch.take(pa.array(others)), numbers[others]
             batch, bad = read_again(batch, target.base.schema)
-            return self._all_or_none(batch, numbers, bad, target)
+            for row, why in sorted(bad.items())[:1]:
+                what = "; correct the file, or set dlq.mode" if col.FILE in batch.schema.names else ""
+                raise Invalid(f"{why.reason}{_where(batch, numbers, row)}{what}", {"stage": why.stage})
+            try:
+                conformed = conformed_to(target, batch)
+            except InvalidRows as error:
+                raise Invalid(f"{error}{_where(batch, numbers, error.row)}", {"column": error.column}) from error
+            return _with_places(batch, numbers, pa.array(target.base.route(conformed), pa.int32()))
         batch, bad = read_again(batch, target.base.schema)
         bad |= refused
         rest = np.setdiff1d(np.arange(batch.num_rows), list(bad)) if bad else None
@@ -85,19 +92,6 @@ class RouteTask:
         if not set(columns) <= set(target.base.schema.names):
             target = reopened(target, self.uri, self.options, self.routing)
         return target
-
-    @staticmethod
-    def _all_or_none(
-        batch: pa.RecordBatch, numbers: npt.NDArray[np.int64], bad: Mapping[int, BadRow], target: Target
-    ) -> pa.RecordBatch:
-        for row, why in sorted(bad.items())[:1]:
-            what = "; correct the file, or set dlq.mode" if col.FILE in batch.schema.names else ""
-            raise Invalid(f"{why.reason}{_where(batch, numbers, row)}{what}", {"stage": why.stage})
-        try:
-            conformed = conformed_to(target, batch)
-        except InvalidRows as error:
-            raise Invalid(f"{error}{_where(batch, numbers, error.row)}", {"column": error.column}) from error
-        return _with_places(batch, numbers, pa.array(target.base.route(conformed), pa.int32()))
 
     def _sorted_out(
         self,

@@ -83,22 +83,17 @@ class Feed:
         for file in self._files:
             if self._stopped.is_set():
                 return
-            if not self._is_there(file):
+            there = self._target / file.name
+            if not there.exists():
                 if self.landed and self._stopped.wait(self._every):
                     return
                 self._land(file)
+            elif there.stat().st_size != file.stat().st_size:
+                raise Invalid(
+                    f"source.feed: {there} exists already with {there.stat().st_size} bytes, {file} has "
+                    f"{file.stat().st_size}; give a changed file a new name"
+                )
             self.landed += 1
-
-    def _is_there(self, file: Path) -> bool:
-        there = self._target / file.name
-        if not there.exists():
-            return False
-        if there.stat().st_size != file.stat().st_size:
-            raise Invalid(
-                f"source.feed: {there} exists already with {there.stat().st_size} bytes, {file} has "
-                f"{file.stat().st_size}; give a changed file a new name"
-            )
-        return True
 
     def _land(self, file: Path) -> None:
         hidden = self._target / f".{file.name}.landing"

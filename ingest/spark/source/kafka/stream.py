@@ -126,17 +126,11 @@ def read_kafka(
         found = driver.read(frame)
         return rows_without_sql(found, mapping, raw=raw) if found is not None and found.num_rows else found
 
-    return SourceRows(rows_of(_few(spark, records), mapping, raw=raw), None if mapping.has_sql else small)
-
-
-def _few(spark: SparkSession, records: DataFrame) -> DataFrame:
-    """Limit the tasks to the number of cores if Spark runs in this process: each further task wakes two Python workers.
-
-    No limit on a cluster, where the number of cores changes.
-    """
+    # At most as many tasks as cores if Spark runs in this process, since each further task wakes two Python workers. No
+    # limit on a cluster, where the number of cores changes.
     context = spark.sparkContext
-    local = str(context.master).startswith("local[")
-    return records.coalesce(context.defaultParallelism) if local else records
+    few = records.coalesce(context.defaultParallelism) if str(context.master).startswith("local[") else records
+    return SourceRows(rows_of(few, mapping, raw=raw), None if mapping.has_sql else small)
 
 
 def _reader_options(source: SourceSettings, *, headers: bool) -> dict[str, str]:
