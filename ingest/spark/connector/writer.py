@@ -26,14 +26,14 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
 from memwal import wal
-from memwal.ingest.engine.api.missing import OPTION, CallersColumns, choices, missing_rule
+from memwal.ingest.engine.api.missing import OPTION
 from memwal.ingest.engine.table.owner_notes import NotesFinder
 from memwal.ingest.errors import Invalid, Unavailable, translate_errors
 from memwal.ingest.spark.connector.options import WriteOptions, opened_table, resolved
 from memwal.ingest.spark.sink.receipts import refuse_older
 from memwal.ingest.spark.sink.route import RouteTask
-from memwal.ingest.spark.sink.send import SendTask, required_of
-from memwal.ingest.spark.source.columns import BLOCK, BUCKET, of_table, place_column, runs
+from memwal.ingest.spark.sink.send import SendTask, nulls_of
+from memwal.ingest.spark.source.columns import BLOCK, BUCKET, place_column, runs
 from memwal.ingest.spark.source.whole_input import RegionRows
 from memwal.ingest.spark.task import source_edge
 from memwal.wal.layout import staged_key
@@ -84,9 +84,8 @@ class MemWalStreamWriter(DataSourceStreamArrowWriter):
         self._options, self._routing = options, base.routing_version
         self._uri = base.uri  # absolute: an executor has another working directory
         self._regions, self._id = base.regions, base.table_id
-        self._columns, self._schema, self._key = tuple(columns), base.schema, base.key
-        self._required = required_of(columns, base.required)
-        self._rule = missing_rule(options.missing, base.key, base.rules.upsert)
+        self._columns = (tuple(columns), base.schema, base.key, base.required, base.rules.upsert)
+        self._known = tuple(base.schema.names)
         self._find = NotesFinder(base.uri, options.storage, base.regions)
         self._endpoint = ",".join(options.endpoints or self._find())
         if not self._endpoint:
@@ -112,8 +111,8 @@ class MemWalStreamWriter(DataSourceStreamArrowWriter):
         Raises: errors that the owners return; Unavailable if the table was resized or staged rows are missing.
         """
         told = _by_partition(messages)
-        if batchId == 0:
-            self._expect_columns()
+        if batchId == 0:  # raises if the frame lacks columns of the table and `missing` does not decide their values
+            nulls_of(*self._columns, known=self._known, missing=self._options.missing, form=OPTION)
         staged = [each for message in told for each in message.staged]
         if len(told) < len(messages):
             raise Unavailable("Spark has lost the message of a task; start the query again, it replays the micro-batch")
@@ -153,16 +152,11 @@ class MemWalStreamWriter(DataSourceStreamArrowWriter):
             find=self._find,
             table=self._id or None,
             # Columns that are added while the query runs must not end it. No writer outlives a micro-batch, so only the
-            # first micro-batch of a query checks the columns (`_expect_columns`); later ones keep stored values.
-            known=tuple(self._schema.names) if options.missing == "null" else (),
+            # first micro-batch of a query checks the columns (`commit`); later ones keep stored values.
+            known=self._known if options.missing == "null" else (),
             missing=options.missing,
             form=OPTION,
         )
-
-    def _expect_columns(self) -> None:
-        """Raise Invalid if the frame lacks columns of the table, and `missing` does not decide their values."""
-        of = (of_table(self._columns), self._schema, self._key, self._required, self._rule)
-        CallersColumns(self._schema.names).nulls(*of, remedy=choices(OPTION))
 
     def _store(self) -> wal.ObjectStore:
         return _opened_store(self._uri, self._options.storage)

@@ -89,11 +89,7 @@ def wait_for_executors(spark: SparkContext, clock: Clock, stop: threading.Event)
     """Return once the cluster has provided an executor, or `stop` is set. Raises: Unavailable if it provides none."""
     if spark.getConf().get("spark.dynamicAllocation.enabled", "false") == "true":
         return  # they start with the first task
-    within = patience_of(spark)
-    ends = clock.monotonic() + within
-    while not slots_now(spark) and not stop.wait(LOOK_EVERY):
-        if clock.monotonic() > ends:
-            raise no_executor(spark, within)
+    wait_for_slots(spark, 1, 0, clock, stop, patience_of(spark))
 
 
 def no_executor(spark: SparkContext, within: float) -> Unavailable:

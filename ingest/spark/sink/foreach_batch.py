@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from memwal.flush import BaseTable
 from memwal.ingest import tracing
 from memwal.ingest.caller import Caller
-from memwal.ingest.engine.api.missing import SETTING, CallersColumns, choices, missing_rule
+from memwal.ingest.engine.api.missing import SETTING
 from memwal.ingest.engine.table.owner_notes import NotesFinder, by_notes
 from memwal.ingest.errors import NOT_OWNER, RESIZED, Invalid, MemWalError, Unavailable
 from memwal.ingest.service.client.retry import Attempts
@@ -40,10 +40,10 @@ from memwal.ingest.spark.schema import spark_type
 from memwal.ingest.spark.session import use_own_python
 from memwal.ingest.spark.sink.receipts import BatchReceipt, added_by, receipt_of, receipt_schema, refuse_older
 from memwal.ingest.spark.sink.route import RouteTask
-from memwal.ingest.spark.sink.send import SendTask, required_of
+from memwal.ingest.spark.sink.send import SendTask, nulls_of
 from memwal.ingest.spark.sink.small import MOST_BYTES, PATHS_NEEDED, TOO_MANY, OneTask, PreparedTask, fits_one_task
 from memwal.ingest.spark.source import columns as col
-from memwal.ingest.spark.source.columns import of_table, places
+from memwal.ingest.spark.source.columns import places
 from memwal.wal import SystemClock, SystemIds
 from memwal.wal.panics import panics_as_errors
 
@@ -138,9 +138,8 @@ class MemWalSink:
     def expect_columns(self, columns: Sequence[str]) -> None:
         """Raise Invalid if `columns` lack columns of the table, and `sink.missing` does not decide their values."""
         base = self._table()
-        rule = missing_rule(self._settings.sink.missing or None, base.key, base.rules.upsert)
-        of = (of_table(columns), base.schema, base.key, required_of(columns, base.required), rule)
-        CallersColumns(self._known).nulls(*of, remedy=choices(SETTING))
+        of = (columns, base.schema, base.key, base.required, base.rules.upsert)
+        nulls_of(*of, known=self._known, missing=self._settings.sink.missing or None, form=SETTING)
 
     def warm_up(self, spark: SparkSession) -> None:
         """Start Spark's Python workers and let them open the table, to save this time in the first micro-batch."""

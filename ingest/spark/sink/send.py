@@ -119,7 +119,9 @@ class SendTask:
         for rows in regions:
             columns = [*of_table(rows.columns), *([TOMBSTONE] if DELETE in rows.columns else [])]
             with tracing.continued(self.trace):
-                said = (self.timeout, columns, rows.count, self.routing, self._nulls(table, rows.columns))
+                of = (rows.columns, table.schema, table.key, table.required, table.upsert)
+                nulls = nulls_of(*of, known=self.known, missing=self.missing, form=self.form)
+                said = (self.timeout, columns, rows.count, self.routing, nulls)
                 stream = opened_stream(table, self.regions[rows.bucket], token, *said)
             sending = _Sending(table, stream, SystemClock(), Refusals() if self.letters.mode != "fail" else None)
             try:
@@ -130,12 +132,6 @@ class SendTask:
                 raise
             yield from acks.begin(sending.finish, sending.bytes)
         yield from acks.rest()
-
-    def _nulls(self, table: RemoteTable, columns: Sequence[str]) -> list[str]:
-        rule = missing_rule(self.missing, table.key, table.upsert)
-        required = required_of(columns, table.required)
-        of = (of_table(columns), table.schema, table.key, required, rule)
-        return CallersColumns(self.known).nulls(*of, remedy=choices(self.form))
 
 
 class _Sending:
@@ -186,9 +182,25 @@ class _Sending:
         self._stream.abort()
 
 
-def required_of(columns: Sequence[str], required: Sequence[str]) -> Sequence[str]:
-    """Return the columns that rows with `columns` must have; none if rows may be deletes, which need no values."""
-    return () if DELETE in columns else required
+def nulls_of(
+    columns: Sequence[str],
+    schema: pa.Schema,
+    key: Sequence[str],
+    required: Sequence[str],
+    upsert: str,
+    *,
+    known: Sequence[str],
+    missing: Missing | None,
+    form: str,
+) -> list[str]:
+    """Return the columns of a table that become null, since rows with `columns` lack them; see `SendTask`.
+
+    Raises: Invalid if rows must have one of them, or if `missing` does not decide its value.
+    """
+    rule = missing_rule(missing, key, upsert)
+    # A delete needs no values.
+    of = (of_table(columns), schema, key, () if DELETE in columns else required, rule)
+    return CallersColumns(known).nulls(*of, remedy=choices(form))
 
 
 @lru_cache(maxsize=8)
