@@ -31,8 +31,7 @@ from memwal.ingest.service.rpc.credentials import Access
 from memwal.ingest.settings.endpoints import configured_endpoint
 from memwal.ingest.settings.load import Settings, load
 from memwal.ingest.settings.model import with_absolute_paths
-from memwal.ingest.spark.dlq.bad_rows import BadRate, BadRow
-from memwal.ingest.spark.dlq.letters import Place, Rules, given, refused_in
+from memwal.ingest.spark.dlq.bad_rows import BadRate, BadRow, Place, Rules, given_before, refused_in
 from memwal.ingest.spark.dlq.table import DeadLetters
 from memwal.ingest.spark.errors import of_spark
 from memwal.ingest.spark.reading import MOST_ROWS, READ_AGAIN, WITHOUT_READING, SmallReader, SourceGuard, rows_read
@@ -233,7 +232,7 @@ class MemWalSink:
             return replace(send, letters=replace(send.letters, mode=mode)), {}
         options = self._settings.storage_options(os.environ)
         letters = DeadLetters.find(self._settings.dead_letters, options, self._clock)
-        return send, given(letters, send.producer, send.sequence)
+        return send, given_before(letters, send.producer, send.sequence)
 
     def _by_driver(self, frame: DataFrame, send: SendTask) -> list[dict[str, Any]] | None:
         """Return the receipts of a micro-batch that this process reads, validates and sends.

@@ -13,8 +13,17 @@ import pyarrow.compute as pc
 
 from memwal.ingest.errors import Invalid
 from memwal.ingest.service.client.target import Target, opened, reopened
-from memwal.ingest.spark.dlq.bad_rows import BadRow, conformed_to, read_again, unfit_of
-from memwal.ingest.spark.dlq.letters import Mode, Place, letter_column, place_of, rows_at
+from memwal.ingest.spark.dlq.bad_rows import (
+    BadRow,
+    Mode,
+    Place,
+    conformed_to,
+    letter_column,
+    place_of,
+    read_again,
+    rows_at,
+    unfit_of,
+)
 from memwal.ingest.spark.source import columns as col
 from memwal.ingest.spark.source.columns import of_table, runs
 from memwal.ingest.spark.source.whole_input import with_counts

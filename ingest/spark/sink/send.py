@@ -30,7 +30,7 @@ from memwal.ingest.errors import Invalid
 from memwal.ingest.service.client.remote import IN_FLIGHT_MAX, RemoteTable
 from memwal.ingest.service.client.stream import RegionStream
 from memwal.ingest.service.rpc.credentials import Access
-from memwal.ingest.spark.dlq.letters import FAIL, Refusals, Rules, write_letters
+from memwal.ingest.spark.dlq.bad_rows import FAIL, Refusals, Rules, write_letters
 from memwal.ingest.spark.sink.receipts import RECEIPT, without_ack
 from memwal.ingest.spark.source.columns import DELETE, LANDED, NO_REGION, of_table, rows_and_deletes
 from memwal.ingest.spark.source.whole_input import RegionRows, by_region

@@ -29,6 +29,7 @@ from memwal.ingest.spark.source.columns import (
     OFFSET,
     PARTITION,
     PROBLEM,
+    RAW,
     RAW_HEADERS,
     RAW_KEY,
     RAW_VALUE,
@@ -98,7 +99,7 @@ def rows_without_sql(batch: pa.RecordBatch, mapping: RecordMapping, *, raw: bool
     """
     found = mapped(batch, mapping, raw=raw)
     columns = {each.name: found[column_name(number)] for number, each in enumerate(mapping.columns)}
-    beside = (LANDED, *COORDINATES, *((RAW_KEY, RAW_VALUE, RAW_HEADERS) if raw else ()), DELETE, PROBLEM)
+    beside = (LANDED, *COORDINATES, *(RAW if raw else ()), DELETE, PROBLEM)
     return pa.RecordBatch.from_pydict(columns | {name: found[name] for name in beside})
 
 
