@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from memwal.ingest.settings.model import is_remote, local_path
+from memwal.wal.store.local import sync_directory
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -64,11 +65,7 @@ class LocalFiles:
             file.flush()
             os.fsync(file.fileno())
         whole.replace(self._root / name)
-        directory = os.open(self._root, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        sync_directory(self._root)
 
     def names(self, directory: str) -> list[str]:
         """See `CheckpointFiles`."""

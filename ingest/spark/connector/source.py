@@ -151,10 +151,11 @@ class _Given(dict[str, str]):
 
 
 @dataclass
-class SharePartition(spark.InputPartition):
-    """A partition of a read."""
+class Share(spark.InputPartition):
+    """The rows of one partition: those above the base of one region, or those of some fragments of the base."""
 
-    share: Share
+    region: UUID | None = None
+    fragments: tuple[int, ...] = ()
 
 
 class MemWalReader(spark.DataSourceReader):
@@ -168,19 +169,19 @@ class MemWalReader(spark.DataSourceReader):
 
     def partitions(self) -> list[spark.InputPartition]:
         """Return the partitions, on the driver."""
-        return [SharePartition(share) for share in shares(self._pinned, self._options.rows_per_partition)]
+        return [*shares(self._pinned, self._options.rows_per_partition)]
 
     def read(self, partition: spark.InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a partition, on an executor."""
-        if not isinstance(partition, SharePartition):  # Spark's own partition, for a table without rows
+        if not isinstance(partition, Share):  # Spark's own partition, for a table without rows
             return
-        share, columns, filter = partition.share, self._schema.fieldNames(), self._options.filter
+        columns, filter = self._schema.fieldNames(), self._options.filter
         with source_edge():
             reads = _pinned_reads(self._pinned, self._options.storage)
-            if share.region is not None:
-                tables = reads.above(share.region, columns, filter)
+            if partition.region is not None:
+                tables = reads.above(partition.region, columns, filter)
             else:
-                tables = reads.below(share.fragments, columns, filter)
+                tables = reads.below(partition.fragments, columns, filter)
             yield from spark_batches(tables, arrow_schema(self._schema))
 
 
@@ -202,14 +203,6 @@ class Moment:
 
     pinned: Pinned
     schema: pa.Schema
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """The rows of one partition: those above the base of one region, or those of some fragments of the base."""
-
-    region: UUID | None = None
-    fragments: tuple[int, ...] = ()
 
 
 def captured(options: ReadOptions) -> Moment:

@@ -334,12 +334,11 @@ class MemWalSink:
         rate = self._bad_rate.with_more(receipt.rows + receipt.bad, receipt.bad)
         if rate is None:
             return
+        kept = "they are left out"
         if self._settings.dlq.mode == "table":
+            kept = f"they are in {self._settings.dead_letters}"
             told = {each.region for each in receipt.regions}
             send.note(region for region in send.regions if str(region) not in told)
-        kept = (
-            f"they are in {self._settings.dead_letters}" if self._settings.dlq.mode == "table" else "they are left out"
-        )
         raise Invalid(
             f"{rate}, more than dlq.max_bad_percent = {self._settings.dlq.max_bad_percent}; {kept}; most frequent "
             f"reasons: {receipt.reasons or 'see memwal dlq list'}; correct the source, or raise dlq.max_bad_percent",

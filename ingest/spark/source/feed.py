@@ -20,6 +20,7 @@ from pathlib import Path
 
 from memwal.ingest.errors import Invalid, MemWalError, classify
 from memwal.wal import Clock
+from memwal.wal.store.local import sync_directory
 
 _STEP_NS = 1_000_000
 _HIDDEN = (".", "_")
@@ -104,11 +105,7 @@ class Feed:
         landed_at = max(int(self._clock.now() * 1e9), self._newest() + _STEP_NS)
         os.utime(hidden, ns=(landed_at, landed_at))
         hidden.rename(self._target / file.name)
-        directory = os.open(self._target, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        sync_directory(self._target)
 
     def _newest(self) -> int:
         """Return the latest modification time in the target, in nanoseconds; 0 if it is empty."""

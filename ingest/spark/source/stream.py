@@ -95,28 +95,24 @@ def _by_driver(spark: SparkSession, source: SourceSettings) -> bool:
 def stored_types(spark: SparkSession, source: SourceSettings, schema: pa.Schema) -> pa.Schema:
     """Return `schema` with the types that Spark must use to read Parquet files.
 
-    If files may contain float64, narrower floats become float64.
+    If files may contain float64, or no file can be read, narrower floats become float64.
     """
     wide = pa.schema([field.with_type(widened(field.type)) for field in schema])
     if source.format != "parquet" or wide == schema:
         return schema
-    return wide if _holds_float64(spark, source, schema) else schema
-
-
-def _holds_float64(spark: SparkSession, source: SourceSettings, schema: pa.Schema) -> bool:
-    """Return whether a Parquet file has float64 where the table has narrower floats; True if no file can be read."""
     if is_remote(source.path):
         try:
             found = spark.read.options(**resolve(source.options, os.environ, "[source] options")).parquet(source.path)
-            return any("DoubleType" in str(field.dataType) for field in found.schema if field.name in schema.names)
+            double = any("DoubleType" in str(field.dataType) for field in found.schema if field.name in schema.names)
+            return wide if double else schema
         except Exception:  # noqa: BLE001 - for example, no file yet; the stream reports other errors
-            return True
+            return wide
     paths = [local_path(each) for each in (source.path, source.feed) if each]
     there = [file for path in paths if path.is_dir() for file in visible_files(path)][: files.FILES_CHECKED]
     footers = [pq.read_schema(file) for file in there]
     narrow = [field.name for field in schema if widened(field.type) != field.type]
     kinds = [each.field(name).type for name in narrow for each in footers if name in each.names]
-    return not footers or any("double" in str(kind) for kind in kinds)
+    return wide if not footers or any("double" in str(kind) for kind in kinds) else schema
 
 
 # ---- CSV by its header ----------------------------------------------------------------------------------------------
