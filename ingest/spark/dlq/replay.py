@@ -129,16 +129,14 @@ class Replaying:
             if known is not None and query == known[0]:
                 if known[1] == number > known[2] and self._table.applied(query).everywhere != number:
                     found[query, number] = _UNFINISHED
-            elif not self._force and self._may_come_again(query, number):
+                continue
+            note = self._letters.note(query)
+            if self._force or (note is not None and note.batch_id > number):
+                continue
+            everywhere, newest = self._table.applied(query)
+            if (everywhere is None or everywhere < number) and (newest is None or newest <= number):
                 found[query, number] = _UNKNOWN
         return found
-
-    def _may_come_again(self, query: str, number: int) -> bool:
-        note = self._letters.note(query)
-        if note is not None and note.batch_id > number:
-            return False
-        everywhere, newest = self._table.applied(query)
-        return (everywhere is None or everywhere < number) and (newest is None or newest <= number)
 
     def _region(self, ids: Sequence[str]) -> None:
         """Do steps 2 to 4 for dead letters that fit. Halve those that the region refuses."""

@@ -145,7 +145,11 @@ class ByHeader:
         alike: dict[tuple[str, ...], list[str]] = {}
         for file in sorted(paths):
             alike.setdefault(self._header(spark, file), []).append(file)
-        frames = [self._of_header(spark, header, same) for header, same in alike.items() if header]
+        frames, at = [], self._schema.get_field_index
+        for header, same in ((header, same) for header, same in alike.items() if header):
+            stored = pa.schema([self._schema.field(n) if at(n) >= 0 else pa.field(n, pa.string()) for n in header])
+            reader = spark.read.format("csv").options(header="true", enforceSchema="true").option(*files.NO_GLOB)
+            frames.append(_rows_of(reader, self._source, self._schema, stored=stored, paths=same))
         return reduce(lambda one, two: one.unionByName(two), frames) if frames else None
 
     def _header(self, spark: SparkSession, file: str) -> tuple[str, ...]:
@@ -177,12 +181,6 @@ class ByHeader:
             self._told |= set(more)
             _LOG.warning("%s: columns that the table does not have are left out: %s", file, ", ".join(more))
         return tuple(names)
-
-    def _of_header(self, spark: SparkSession, header: Sequence[str], paths: Sequence[str]) -> DataFrame:
-        at = self._schema.get_field_index
-        stored = pa.schema([self._schema.field(n) if at(n) >= 0 else pa.field(n, pa.string()) for n in header])
-        reader = spark.read.format("csv").options(header="true", enforceSchema="true").option(*files.NO_GLOB)
-        return _rows_of(reader, self._source, self._schema, stored=stored, paths=list(paths))
 
 
 def _csv_options(source: SourceSettings) -> dict[str, str]:
