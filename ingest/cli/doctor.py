@@ -82,10 +82,8 @@ def examine(settings: Settings, environ: Mapping[str, str], tell: Callable[[Find
     def check(name: str, work: Callable[..., str], *args: Any) -> None:
         try:
             tell(Finding(name, "ok", work(*args)))
-        except Notice as notice:
-            tell(Finding(name, "notice", str(notice)))
-        except Wrong as wrong:
-            tell(Finding(name, "wrong", str(wrong)))
+        except (Notice, Wrong) as told:
+            tell(Finding(name, "notice" if isinstance(told, Notice) else "wrong", str(told)))
         except Exception as error:  # noqa: BLE001 - reported like any other problem
             tell(Finding(name, "wrong", "; ".join(lines_of(classify(error)))))
 

@@ -265,13 +265,7 @@ def _rows(found: RegionGarbage) -> Iterator[tuple[str, int, int, str]]:
     }
     yield "SSTs", ssts.committed, ssts.bytes - ssts.abandoned_bytes, _kept(kept)
     if ssts.abandoned or ssts.unpublished:
-        yield (
-            "abandoned SSTs",
-            ssts.abandoned,
-            ssts.abandoned_bytes,
-            _kept({"maybe in use": ssts.unpublished}),
-        )
-
+        yield "abandoned SSTs", ssts.abandoned, ssts.abandoned_bytes, _kept({"maybe in use": ssts.unpublished})
     if found.plans.plans or found.plans.needed:
         yield "commit plans", found.plans.plans, found.plans.bytes, _kept({"still needed": found.plans.needed})
     old = found.manifests

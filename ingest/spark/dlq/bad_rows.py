@@ -359,21 +359,21 @@ def as_letters(batch: pa.RecordBatch, query_id: str, batch_id: int, now: float, 
         for row, number in enumerate(numbers)
     ]
     count = batch.num_rows
-
-    def kept(name: str, kind: pa.DataType) -> pa.Array:
-        return batch[name].cast(kind) if name in names else pa.nulls(count, kind)
-
     parts = {field.name: pc.struct_field(batch[col.LETTER], field.name).cast(field.type) for field in col.LETTER_TYPE}
+    places = {
+        "topic": col.TOPIC,
+        "partition": col.PARTITION,
+        "offset": col.OFFSET,
+        "file": col.FILE,
+        "block": col.BLOCK,
+    }
+    for field, name in (places | {"landed": col.LANDED}).items():
+        kind = SCHEMA.field(field).type
+        parts[field] = batch[name].cast(kind) if name in names else pa.nulls(count, kind)
     parts |= {
         "id": pa.array(ids, pa.string()),
         "time": pa.array([int(now * 1e6)] * count, pa.timestamp("us", "UTC")),
-        "topic": kept(col.TOPIC, pa.string()),
-        "partition": kept(col.PARTITION, pa.int32()),
-        "offset": kept(col.OFFSET, pa.int64()),
-        "file": kept(col.FILE, pa.string()),
-        "block": kept(col.BLOCK, pa.int64()),
         "row": pa.nulls(count, pa.int64()) if col.TOPIC in names else pa.array(numbers, pa.int64()),
-        "landed": kept(col.LANDED, pa.timestamp("us", "UTC")),
         "query_id": pa.array([query_id] * count, pa.string()),
         "batch_id": pa.array([batch_id] * count, pa.int64()),
     }
