@@ -76,9 +76,10 @@ def of_spark(error: BaseException) -> MemWalError:
     if not isinstance(error, PySparkException | Py4JJavaError):
         return classify(error)
     java = getattr(error, "java_exception", None)  # a Py4JJavaError, whose text is the JVM's whole stack
-    if (kafka := of_kafka(java or error)) is not None:
+    thrown = error if java is None else java
+    if (kafka := of_kafka(thrown)) is not None:
         return kafka
-    causes = list(_chain(java or error))
+    causes = list(_chain(thrown))
     named = [cause.condition for cause in causes if cause.condition]
     condition = next(iter([name for name in reversed(named) if _remedy(name)] or reversed(named)), "")
     text, innermost = _first_line(causes[0].text), _first_line(causes[-1].text)

@@ -360,14 +360,9 @@ def as_letters(batch: pa.RecordBatch, query_id: str, batch_id: int, now: float, 
     ]
     count = batch.num_rows
     parts = {field.name: pc.struct_field(batch[col.LETTER], field.name).cast(field.type) for field in col.LETTER_TYPE}
-    places = {
-        "topic": col.TOPIC,
-        "partition": col.PARTITION,
-        "offset": col.OFFSET,
-        "file": col.FILE,
-        "block": col.BLOCK,
-    }
-    for field, name in (places | {"landed": col.LANDED}).items():
+    places = {"topic": col.TOPIC, "partition": col.PARTITION, "offset": col.OFFSET}
+    places |= {"file": col.FILE, "block": col.BLOCK, "landed": col.LANDED}
+    for field, name in places.items():
         kind = SCHEMA.field(field).type
         parts[field] = batch[name].cast(kind) if name in names else pa.nulls(count, kind)
     parts |= {
