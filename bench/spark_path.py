@@ -38,8 +38,9 @@ from bench.source_data import SEED
 from memwal import flush
 from memwal.flush.base.fsync import sync_tree
 from memwal.ingest.settings.load import Settings, load
+from memwal.ingest.spark.reading import SourceRows
 from memwal.ingest.spark.session import configuration, start_session
-from memwal.ingest.spark.source.stream import SourceRows, read_stream
+from memwal.ingest.spark.source.stream import read_stream
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -422,9 +422,9 @@ def verify(
     as_json: AsJson = False,
 ) -> int:
     """Check every invariant on storage; print problems with remedies; exit 1 if any. Safe while writers run."""
-    from memwal.ingest.cli.verify import show
+    from memwal.ingest.cli.backup import verify as verify_table
 
-    return show(Call.of(config), deep=deep, as_json=as_json)
+    return verify_table(Call.of(config), deep=deep, as_json=as_json)
 
 
 @app.command()

@@ -1,16 +1,17 @@
-"""`memwal backup` and `memwal restore`: copy a table at one moment, and create a table from that copy."""
+"""`memwal backup`, `restore` and `verify`: copy a table at one moment, create a table from that copy, check storage."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
 from pydantic import SecretStr
 from rich.filesize import decimal
-from rich.progress import TaskProgressColumn
+from rich.progress import MofNCompleteColumn, TaskProgressColumn
+from rich.text import Text
 
 from memwal import wal
 from memwal.flush import BaseTable
@@ -19,13 +20,17 @@ from memwal.flush.backup.record import Record
 from memwal.flush.backup.restore import RestoreRun
 from memwal.flush.backup.restore import restore as restore_table
 from memwal.flush.backup.take import BackupRun, back_up
+from memwal.flush.verification.finding import Finding
+from memwal.flush.verification.runner import verify_table
 from memwal.ingest.cli.command import Call, CommandConsole
 from memwal.ingest.cli.open import open_base
-from memwal.ingest.cli.print import count, progress_bar, write_json
-from memwal.ingest.cli.verify import DAMAGED, finding_line
+from memwal.ingest.cli.print import count, print_result, progress_bar, write_json
 from memwal.ingest.errors import Invalid
 from memwal.ingest.secret_refs import resolve
+from memwal.wal.retries import with_retried_reads
 
+DAMAGED = 1
+"""Exit code if there are findings."""
 _S3 = "s3://"
 _QUERIES_SHOWN = 10
 """Other producers may have UUIDs as names too, in any number."""
@@ -43,11 +48,8 @@ def backup(call: Call, dest: str, options: Sequence[str], *, resume: bool, as_js
     with _progress("copying") as told:
         run = BackupRun(store, place, wal.SystemClock(), wal.SystemIds(), limits, told, base=base)
         record = back_up(run, resume=resume)
-    if as_json:
-        write_json({"backup": dest} | _as_dict(record))
-        return 0
-    call.console.say(f"backed up {base.uri} to {dest}, {_described(record)}")
-    return 0
+    said = f"backed up {base.uri} to {dest}, {_described(record)}"
+    return print_result(call.console, {"backup": dest} | _as_dict(record), said, as_json=as_json)
 
 
 def restore(call: Call, source: str, options: Sequence[str], *, resume: bool, as_json: bool) -> int:
@@ -127,3 +129,39 @@ def _progress(what: str) -> Iterator[OnProgress | None]:
                 show(f"{what} {done:,} of {objects:,} objects, {decimal(size)} of {decimal(total)}", size, total)
 
         yield told if show is not None else None
+
+
+# ---- verify ---------------------------------------------------------------------------------------------------------
+
+
+def verify(call: Call, *, deep: bool, as_json: bool) -> int:
+    """Check the table, print one line per finding and a summary; return 0 if clean, else 1. Writes nothing.
+
+    Raises: NotALanceTable, NotInitialised; errors of storage.
+    """
+    console, clock = call.console, wal.SystemClock()
+    store = with_retried_reads(wal.open_store(call.uri, call.storage_options), clock, wal.WalOptions())
+    began = clock.monotonic()
+    silent = as_json or console.is_quiet
+    with nullcontext() if silent else progress_bar(console, "checking", [MofNCompleteColumn()], 100) as told:
+        found = verify_table(store, call.uri, deep=deep, on_progress=told)
+    if as_json:
+        write_json({**asdict(found), "clean": not found.findings})
+    else:
+        for each in found.findings:
+            console.print(finding_line(each), soft_wrap=True)
+        looked = (
+            f": version {found.version}, {count(found.regions, 'region')}, {count(found.ssts, 'SST')}: "
+            f"{count(found.checks, 'check')} in {clock.monotonic() - began:.1f}s"
+            f"{'' if found.deep else ', no rows read (--deep reads them)'}"
+        )
+        result = count(len(found.findings), "finding") if found.findings else "clean"
+        style = "bold red" if found.findings else "bold green"
+        console.print(Text.assemble((result, style), looked), soft_wrap=True)
+    return DAMAGED if found.findings else 0
+
+
+def finding_line(finding: Finding) -> Text:
+    """Return one finding for people: what is damaged, and the remedy."""
+    line = Text.assemble((finding.check, "bold red"), "  ", (finding.where, "bold"), f": {finding.what}; ")
+    return line.append(finding.remedy, style="green")

@@ -88,6 +88,12 @@ class Call:
         """Lance's storage options of the table, with resolved secrets."""
         return self.settings.storage_options(self.environ)
 
+    @property
+    def commit_limits(self) -> dict[str, Any]:
+        """The arguments of a commit that the settings decide."""
+        commit = self.settings.commit
+        return {"retries": commit.retries, "memory_max": commit.memory_max, "options": self.settings.wal.options()}
+
 
 # ---- --quiet ---------------------------------------------------------------------------------------------------------
 

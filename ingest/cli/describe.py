@@ -180,23 +180,17 @@ def _table(place: Place) -> RenderableType:
         else (spec.name, 0, "not built yet")
         for spec in base.indexes
     ]
+    names, regions = ("region", "epoch", "flushed to", "committed", "pending SSTs"), list[tuple[Any, ...]]()
+    for region in layout.regions(place.store):
+        if (manifest := wal.ManifestStore(place.store, region).latest()) is not None:
+            committed = base.committed.get(region, 0)
+            pending = sum(each.generation > committed for each in manifest.ssts)
+            regions.append((region, manifest.writer_epoch, manifest.replay_after, committed, pending))
     return Group(
         fields("table", shown),
         columns("indexes", ("index", "rows covered", "bytes"), indexes),
-        _region_list(place.store, base),
+        columns("regions", names, regions, "no region was ever claimed"),
     )
-
-
-def _region_list(store: wal.ObjectStore, base: BaseTable) -> RenderableType:
-    rows = []
-    for region in layout.regions(store):
-        manifest = wal.ManifestStore(store, region).latest()
-        if manifest is not None:
-            committed = base.committed.get(region, 0)
-            pending = [each.generation for each in manifest.ssts if each.generation > committed]
-            rows.append((region, manifest.writer_epoch, manifest.replay_after, committed, len(pending)))
-    names = ("region", "epoch", "flushed to", "committed", "pending SSTs")
-    return columns("regions", names, rows, "no region was ever claimed")
 
 
 def _part(part: wal.BatchPart) -> str:
@@ -232,6 +226,10 @@ def _sst(place: Place, region: UUID, name: str) -> RenderableType:
         indexes = list(dataset.describe_indices())
         physical = sum(fragment.physical_rows for fragment in dataset.get_fragments())
         deleted = dataset.count_rows(TOMBSTONE) if TOMBSTONE in dataset.schema.names else 0
+    bloom, keys = store.get(layout.sst_key(region, name, BLOOM_NAME)), dict[str, Any]()
+    if bloom is not None or place.base().key:
+        keys["key sidecar rows"] = _sidecar_rows(store, layout.sst_key(region, name, f"{SIDECAR_DIR}/{_DATA}"))
+        keys["bloom filter bytes"] = "missing" if bloom is None else len(bloom)
     shown = {
         "region": region,
         "directory": name,
@@ -240,7 +238,7 @@ def _sst(place: Place, region: UUID, name: str) -> RenderableType:
         "rows": rows,
         **({"superseded rows": physical - rows} if physical > rows else {}),
         "tombstones": deleted,
-        **_key_files(place, region, name),
+        **keys,
         "storage version": dataset.data_storage_version,
         "bytes": size(sum(each.size for each in store.describe(f"{place.key}/"))),
     }
@@ -254,17 +252,6 @@ def _sst(place: Place, region: UUID, name: str) -> RenderableType:
         ),
         first_rows(first, rows),
     )
-
-
-def _key_files(place: Place, region: UUID, name: str) -> dict[str, Any]:
-    """Return the fields about the key sidecar and the bloom filter; nothing if the table has no key."""
-    bloom = place.store.get(layout.sst_key(region, name, BLOOM_NAME))
-    if bloom is None and not place.base().key:
-        return {}
-    return {
-        "key sidecar rows": _sidecar_rows(place.store, layout.sst_key(region, name, f"{SIDECAR_DIR}/{_DATA}")),
-        "bloom filter bytes": "missing" if bloom is None else len(bloom),
-    }
 
 
 def _sidecar(place: Place, region: UUID, name: str) -> RenderableType:
@@ -301,6 +288,8 @@ def _bloom(place: Place, region: UUID, name: str) -> RenderableType:
     keys = _sidecar_rows(place.store, layout.sst_key(region, name, f"{SIDECAR_DIR}/{_DATA}"))
     kinds = [base.schema.field(column).type for column in base.key]
     bits = np.unpackbits(np.frombuffer(data, dtype=np.uint8))
+    # An absent key passes if 8 bits are set, one in each word of a block.
+    passes = bits.reshape(-1, _WORDS_OF_A_BLOCK, _BITS_OF_A_WORD).mean(axis=2).prod(axis=1).mean()
     shown = {
         "region": region,
         "SST": name,
@@ -309,17 +298,11 @@ def _bloom(place: Place, region: UUID, name: str) -> RenderableType:
         "blocks": len(data) // _BLOCK_BYTES,
         "bits per key": f"{bits.size / keys:.1f}" if isinstance(keys, int) and keys else "-",
         "bits set": f"{bits.mean():.1%}",
-        "false positives": f"{_passes(bits):.2%} of absent keys",
+        "false positives": f"{passes:.2%} of absent keys",
     }
     if not any(kind in _HASHED for kind in kinds):
         shown["false positives"] = f"all keys pass: Lance does not hash keys of {', '.join(map(str, kinds))}"
     return fields("bloom filter", shown)
-
-
-def _passes(bits: Any) -> float:
-    """Return the share of absent keys that the filter passes: those with 8 bits set, one in each word of a block."""
-    filled = bits.reshape(-1, _WORDS_OF_A_BLOCK, _BITS_OF_A_WORD).mean(axis=2)
-    return float(filled.prod(axis=1).mean())
 
 
 def _in_order(data: pa.Table) -> bool:
@@ -382,7 +365,14 @@ class Place:
 def _locate(path: str, storage_options: Mapping[str, str] | None) -> Place:
     """Split `path` at the table's root. Raises: Invalid if it does not exist or is not in a table."""
     if "://" in path and not path.startswith("file://"):
-        return _located_by_url(path.rstrip("/"), storage_options)
+        url = path.rstrip("/")
+        table, found, below = url.partition(f"/{layout.ROOT}")
+        store, key = wal.open_store(table, storage_options), f"{layout.ROOT}{below}" if found else ""
+        if not store.list("_versions/"):
+            raise Invalid(f"{url}: not in a Lance table; {_CAN_BE_INSPECTED}")
+        if key and not store.list(key):
+            raise Invalid(f"{url}: no such object; {_CAN_BE_INSPECTED}")
+        return Place(table, key, store)
     local = Path(unquote(urlsplit(path).path) if path.startswith("file://") else path).absolute()
     if not local.exists():
         raise Invalid(f"{path}: no such file or directory; {_CAN_BE_INSPECTED}")
@@ -392,13 +382,3 @@ def _locate(path: str, storage_options: Mapping[str, str] | None) -> Place:
     if not (root / "_versions").is_dir():
         raise Invalid(f"{path}: not in a Lance table; {_CAN_BE_INSPECTED}")
     return Place(str(root), "/".join(parts[cut:]), wal.open_store(str(root)))
-
-
-def _located_by_url(url: str, storage_options: Mapping[str, str] | None) -> Place:
-    root, found, below = url.partition(f"/{layout.ROOT}")
-    store, key = wal.open_store(root, storage_options), f"{layout.ROOT}{below}" if found else ""
-    if not store.list("_versions/"):
-        raise Invalid(f"{url}: not in a Lance table; {_CAN_BE_INSPECTED}")
-    if key and not store.list(key):
-        raise Invalid(f"{url}: no such object; {_CAN_BE_INSPECTED}")
-    return Place(root, key, store)

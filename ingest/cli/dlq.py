@@ -152,17 +152,13 @@ def _summary(letters: DeadLetters, condition: str | None, limit: int) -> tuple[l
             [("time", "count"), ("time", "min"), ("time", "max")]
         )
         for row in counted.to_pylist():
-            _add(groups, row)
+            name, first, last = (row["stage"], row["column"], row["reason"]), row["time_min"], row["time_max"]
+            group = groups.setdefault(name, Group(*name, 0, first, last))
+            group.letters += row["time_count"]
+            group.first, group.newest = min(group.first, first), max(group.newest, last)
         newest = pa.concat_tables([newest, part.select(_LISTED)]).sort_by([("time", "descending"), ("id", "ascending")])
         newest = newest.slice(0, limit)
     return sorted(groups.values(), key=lambda each: -each.letters), newest
-
-
-def _add(groups: dict[tuple[Any, ...], Group], row: Mapping[str, Any]) -> None:
-    name = row["stage"], row["column"], row["reason"]
-    group = groups.setdefault(name, Group(*name, 0, row["time_min"], row["time_max"]))
-    group.letters += row["time_count"]
-    group.first, group.newest = min(group.first, row["time_min"]), max(group.newest, row["time_max"])
 
 
 def _print_tables(call: Call, groups: list[Group], newest: pa.Table) -> None:

@@ -82,10 +82,8 @@ def examine(settings: Settings, environ: Mapping[str, str], tell: Callable[[Find
     def check(name: str, work: Callable[..., str], *args: Any) -> None:
         try:
             tell(Finding(name, "ok", work(*args)))
-        except Notice as notice:
-            tell(Finding(name, "notice", str(notice)))
-        except Wrong as wrong:
-            tell(Finding(name, "wrong", str(wrong)))
+        except (Notice, Wrong) as told:
+            tell(Finding(name, "notice" if isinstance(told, Notice) else "wrong", str(told)))
         except Exception as error:  # noqa: BLE001 - reported like any other problem
             tell(Finding(name, "wrong", "; ".join(lines_of(classify(error)))))
 
@@ -235,18 +233,13 @@ def _memory(settings: Settings, regions: int) -> str:
         "memtable.size_max of each region": settings.memtable.size_max * regions,
         "commit.memory_max": settings.commit.memory_max,
     }
-    most, here = sum(wanted.values()), _memory_here()
+    machine, limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), Path("/sys/fs/cgroup/memory.max")
+    told = limit.read_text().strip() if limit.is_file() else "max"
+    most, here = sum(wanted.values()), min(machine, int(told)) if told.isdigit() else machine
     if most > here:
         parts = ", ".join(f"{name} {decimal(size)}" for name, size in wanted.items())
         raise Notice(f"the limits add up to {decimal(most)}, this machine has {decimal(here)}: lower one of {parts}")
     return f"{decimal(here)}; the limits of caches and memtables add up to {decimal(most)}"
-
-
-def _memory_here() -> int:
-    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit = Path("/sys/fs/cgroup/memory.max")
-    told = limit.read_text().strip() if limit.is_file() else "max"
-    return min(machine, int(told)) if told.isdigit() else machine
 
 
 def _open_files() -> str:

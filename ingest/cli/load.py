@@ -25,8 +25,7 @@ from memwal import flush, wal
 from memwal.flush.commits.load_notes import RENEW_EVERY, load_id
 from memwal.ingest.cli.command import Call, CommandConsole
 from memwal.ingest.cli.open import open_base, open_for_reading, writable
-from memwal.ingest.cli.print import count, write_json
-from memwal.ingest.engine.api.missing import Missing
+from memwal.ingest.cli.print import count, print_result
 from memwal.ingest.engine.loads.checked import CheckedRows, check_files, check_rules
 from memwal.ingest.engine.loads.files import find_files, token_of
 from memwal.ingest.engine.loads.log_rows import holds_rows, tip
@@ -59,7 +58,11 @@ def load(
     began, progress = clock.monotonic(), _Progress(CommandConsole(stderr=True, quiet=call.console.is_quiet))
     if token is not None and (not token.strip() or len(token) > TOKEN_MAX or not token.isprintable()):
         raise Invalid(f"--token {token[:40]!r}: write 1 to {TOKEN_MAX} printable characters, such as books-2026-11-25")
-    for_missing = _checked_missing(missing)
+    if missing is not None and missing != "null":
+        raise Invalid(
+            f"--missing {missing[:40]}: write null; a load replaces whole rows, so it cannot keep stored values: put "
+            'the rows instead, for example by `memwal run --once` with sink.missing = "keep"'
+        )
     base, store = open_base(call)
     check_rules(base)
     found = find_files(files, format, call.storage_options)
@@ -72,20 +75,20 @@ def load(
             dry_run or _finish(call, base, store, token, clock)
         ):
             return _already(call, token, landed, as_json=as_json)
-        checked = check_files(base, found, progress.rows, for_missing)
+        checked = check_files(base, found, progress.rows, missing)  # type: ignore[arg-type]  # checked above
         progress.tell(f"checked {count(checked.read, 'row')} of {count(len(found), 'file')}")
         if dry_run:
-            return _dry(call, checked, token, as_json=as_json)
+            counts = {"rows_read": checked.read, "rows": checked.rows.number, "rows_duplicate": checked.duplicates}
+            more = f", {_duplicates(checked)}" if checked.duplicates else ""
+            said = f"would load {count(checked.rows.number, 'row')} into {call.uri}{more} (token {token})"
+            return print_result(call.console, {"token": token, "dry_run": True, **counts}, said, as_json=as_json)
         report = _landed(call, base, store, checked.rows, token, clock, progress.tell)
     if report.already:
         return _already(call, token, report.loaded_in, as_json=as_json)
     seconds = clock.monotonic() - began
-    if as_json:
-        counts = {"token": token, "rows_read": checked.read, "rows_duplicate": checked.duplicates, "seconds": seconds}
-        write_json(asdict(report) | counts)
-    else:
-        call.console.say(_line(call.uri, report, checked, token, seconds))
-    return 0
+    told = {"token": token, "rows_read": checked.read, "rows_duplicate": checked.duplicates, "seconds": seconds}
+    said = _line(call.uri, report, checked, token, seconds)
+    return print_result(call.console, asdict(report) | told, said, as_json=as_json)
 
 
 def _landed(
@@ -156,15 +159,6 @@ def _finish(call: Call, base: flush.BaseTable, store: wal.ObjectStore, token: st
     )
 
 
-def _checked_missing(text: str | None) -> Missing | None:
-    if text is None or text == "null":
-        return text  # type: ignore[return-value]  # checked above
-    raise Invalid(
-        f"--missing {text[:40]}: write null; a load replaces whole rows, so it cannot keep stored values: put the rows "
-        'instead, for example by `memwal run --once` with sink.missing = "keep"'
-    )
-
-
 # ---- before --------------------------------------------------------------------------------------------------------
 
 
@@ -176,15 +170,7 @@ def _settle(call: Call, base: flush.BaseTable, store: wal.ObjectStore, clock: wa
         _flush(call)
         # Before the commit: SSTs that another process publishes during it are flushed, but not committed.
         left = [region for region, upto in tips.items() if holds_rows(base, store, region, upto, options)]
-        flush.commit(
-            base.uri,
-            base.storage_options,
-            store,
-            clock=clock,
-            retries=call.settings.commit.retries,
-            memory_max=call.settings.commit.memory_max,
-            options=options,
-        )
+        flush.commit(base.uri, base.storage_options, store, clock=clock, **call.commit_limits)
         if not left:
             return
         clock.sleep(0.5)
@@ -242,24 +228,11 @@ class _Progress:
 
 def _already(call: Call, token: str, version: int | None, *, as_json: bool) -> int:
     where = "an older version" if version is None else f"version {version}"
-    if as_json:
-        write_json({"token": token, "already": True, "loaded_in": version})
-    else:
-        call.console.say(
-            f"already loaded in {where} of {call.uri} (token {token}); nothing was done. To load the files again, give "
-            "another --token"
-        )
-    return 0
-
-
-def _dry(call: Call, checked: CheckedRows, token: str, *, as_json: bool) -> int:
-    if as_json:
-        found = {"rows_read": checked.read, "rows": checked.rows.number, "rows_duplicate": checked.duplicates}
-        write_json({"token": token, "dry_run": True, **found})
-    else:
-        more = f", {_duplicates(checked)}" if checked.duplicates else ""
-        call.console.say(f"would load {count(checked.rows.number, 'row')} into {call.uri}{more} (token {token})")
-    return 0
+    said = (
+        f"already loaded in {where} of {call.uri} (token {token}); nothing was done. To load the files again, give "
+        "another --token"
+    )
+    return print_result(call.console, {"token": token, "already": True, "loaded_in": version}, said, as_json=as_json)
 
 
 def _line(uri: str, report: flush.LoadReport, checked: CheckedRows, token: str, seconds: float) -> str:

@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
-import pyarrow as pa
 from rich.console import Group, RenderableType
 from rich.filesize import decimal
 from rich.text import Text
@@ -18,7 +17,7 @@ from memwal.flush.commits.load_notes import noted_token
 from memwal.flush.history.actions import Action, Change, History, read_history
 from memwal.flush.history.diff import VersionDiff, diff_versions
 from memwal.ingest.cli.command import Call
-from memwal.ingest.cli.print import count, plain_table, ranges, span, write_json
+from memwal.ingest.cli.print import count, plain_table, print_result, ranges, span
 from memwal.ingest.errors import Invalid
 from memwal.wal.retries import with_retried_reads
 
@@ -51,12 +50,9 @@ def show_log(call: Call, *, limit: int, as_json: bool) -> int:
     base, store = _opened(call)
     history = read_history(store, limit)
     names = {str(region): f"bucket-{bucket}" for bucket, region in enumerate(base.regions)} | _tokens(store, history)
-    if as_json:
-        changes = [_change_json(each, names) for each in history.changes]
-        write_json({"versions": changes, "older": history.older, "cleaned_up_meanwhile": list(history.gone)})
-    else:
-        call.console.print(render(base.uri, history, names, limit))
-    return 0
+    changes = [_change_json(each, names) for each in history.changes]
+    told = {"versions": changes, "older": history.older, "cleaned_up_meanwhile": list(history.gone)}
+    return print_result(call.console, told, render(base.uri, history, names, limit), as_json=as_json)
 
 
 def show_diff(call: Call, *, between: tuple[int, int], keys: int, as_json: bool) -> int:
@@ -74,11 +70,18 @@ def show_diff(call: Call, *, between: tuple[int, int], keys: int, as_json: bool)
         if version not in kept:
             raise Invalid(f"version {version} of {base.uri} does not exist; existing versions: {ranges(kept)}")
     found = diff_versions(store, *between, base.key)
-    if as_json:
-        write_json(_diff_json(found, keys))
-    else:
-        call.console.print(render_diff(base.uri, found, keys))
-    return 0
+    tables = {"added": found.added, "removed": found.removed, "changed": found.changed}
+    told = {
+        "before": found.before,
+        "after": found.after,
+        **{name: rows.num_rows for name, rows in tables.items()},
+        "same": found.same,
+        "changed_columns": dict(found.columns),
+        "columns_added": list(found.columns_added),
+        "columns_dropped": list(found.columns_dropped),
+        "keys": {name: rows.slice(0, keys).to_pylist() for name, rows in tables.items()} if keys else None,
+    }
+    return print_result(call.console, told, render_diff(base.uri, found, keys), as_json=as_json)
 
 
 def _tokens(store: wal.ObjectStore, history: History) -> dict[str, str]:
@@ -115,22 +118,18 @@ def render(uri: str, history: History, regions: Mapping[str, str], limit: int) -
             table.add_row("…", *[""] * 4, Text(f"cleaned up: {ranges(range(state.version + 1, newer))}", style=_PLAIN))
         table.add_row(str(state.version), Text(shown, style="dim"), rows, fragments, size, _what(change, regions))
         newer = state.version
-    notes: list[RenderableType] = [Text(f"{uri}: {_headline(history)}", overflow="fold"), table]
+    headline = "no version could be read"
+    if history.changes:
+        state = history.changes[0].state
+        counts = f"{count(state.rows, 'row')} in {count(len(state.fragments), 'fragment')}"
+        headline = f"version {state.version} of {_when(state.seconds):%Y-%m-%d}, {counts}"
+    notes: list[RenderableType] = [Text(f"{uri}: {headline}", overflow="fold"), table]
     if history.gone:
         notes.append(Text(f"cleaned up while being read: versions {ranges(history.gone)}", style="dim"))
     if history.older:
         more = limit + history.older
         notes.append(Text(f"{history.older:,} older versions; --limit {more} shows them", style="dim"))
     return Group(*notes)
-
-
-def _headline(history: History) -> str:
-    if not history.changes:
-        return "no version could be read"
-    newest = history.changes[0].state
-    day = _when(newest.seconds).strftime("%Y-%m-%d")
-    rows, fragments = count(newest.rows, "row"), count(len(newest.fragments), "fragment")
-    return f"version {newest.version} of {day}, {rows} in {fragments}"
 
 
 def _what(change: Change, regions: Mapping[str, str]) -> Text:
@@ -269,7 +268,8 @@ def render_diff(uri: str, found: VersionDiff, keys: int) -> RenderableType:
         ("removed", "red", found.removed),
         ("changed", "yellow", found.changed),
     ):
-        table.add_row(Text(name, style=style), f"{rows.num_rows:,}", Text(_some_keys(rows, keys), overflow="fold"))
+        some = [_key(each) for each in rows.slice(0, keys).to_pylist()] + ["…"] * bool(keys and rows.num_rows > keys)
+        table.add_row(Text(name, style=style), f"{rows.num_rows:,}", Text(", ".join(some), overflow="fold"))
     table.add_row("same", f"{found.same:,}", "")
     lines: list[RenderableType] = [Text(f"{uri}: version {found.before} to {found.after}", overflow="fold"), table]
     if found.columns:
@@ -281,28 +281,9 @@ def render_diff(uri: str, found: VersionDiff, keys: int) -> RenderableType:
     return Group(*lines)
 
 
-def _some_keys(rows: pa.Table, limit: int) -> str:
-    shown = [_key(each) for each in rows.slice(0, limit).to_pylist()]
-    return ", ".join([*shown, *(["…"] if limit and rows.num_rows > limit else [])])
-
-
 def _key(row: Mapping[str, Any]) -> str:
     values = [str(value) for value in row.values()]
     return values[0] if len(values) == 1 else f"({', '.join(values)})"
-
-
-def _diff_json(found: VersionDiff, keys: int) -> dict[str, Any]:
-    tables = {"added": found.added, "removed": found.removed, "changed": found.changed}
-    return {
-        "before": found.before,
-        "after": found.after,
-        **{name: rows.num_rows for name, rows in tables.items()},
-        "same": found.same,
-        "changed_columns": dict(found.columns),
-        "columns_added": list(found.columns_added),
-        "columns_dropped": list(found.columns_dropped),
-        "keys": {name: rows.slice(0, keys).to_pylist() for name, rows in tables.items()} if keys else None,
-    }
 
 
 # ---- words ---------------------------------------------------------------------------------------------------------

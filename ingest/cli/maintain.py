@@ -16,7 +16,7 @@ from memwal import flush as storage
 from memwal import wal
 from memwal.ingest.cli.command import Call
 from memwal.ingest.cli.open import open_base, open_for_reading, writable
-from memwal.ingest.cli.print import count, plain_table, write_json
+from memwal.ingest.cli.print import count, plain_table, print_result
 from memwal.ingest.cli.status import space_line
 from memwal.ingest.engine.table.garbage import Ages, RegionGarbage, TableCollector, TableGarbage
 from memwal.ingest.engine.table.maintenance import BaseUpkeep, maintenance_rules
@@ -62,7 +62,7 @@ def commit(call: Call, *, as_json: bool) -> int:
 
     Rows in memtables stay there: flush first. Raises: Invalid if the table does not exist; flush and wal errors.
     """
-    (base, store), clock, limits = open_base(call), wal.SystemClock(), call.settings.commit
+    (base, store), clock = open_base(call), wal.SystemClock()
     with call.console.status("committing") as shown:
         report = traced_commit(
             lambda: storage.commit(
@@ -70,19 +70,13 @@ def commit(call: Call, *, as_json: bool) -> int:
                 call.storage_options,
                 store,
                 clock=clock,
-                retries=limits.retries,
-                memory_max=limits.memory_max,
-                options=call.settings.wal.options(),
+                **call.commit_limits,
             )
         )
         shown.update("maintaining the base table")
         done = BaseUpkeep(base, clock, maintenance_rules(call.settings)).run()
-    if as_json:
-        write_json(asdict(report) | {"maintenance": list(done)})
-    else:
-        for line in (_committed(call.uri, report), *done):
-            call.console.say(line)
-    return 0
+    said = "\n".join((_committed(call.uri, report), *done))
+    return print_result(call.console, asdict(report) | {"maintenance": list(done)}, said, as_json=as_json)
 
 
 def _committed(uri: str, report: storage.CommitReport) -> str:
@@ -127,7 +121,13 @@ def resize(call: Call, *, to: int, as_json: bool) -> int:
     # Recover from versions that a power cut left torn: this command also finishes a resize that was interrupted then.
     storage.BaseTable.find(uri, options, to_write=True)
     with call.console.status("asking the daemon to flush and commit") as shown:
-        _empty_memtables(call)
+        found = open_for_reading(call)
+        if isinstance(found, RemoteTable):
+            # Let the daemon flush and commit first, which shortens the pause of writes. If it is fenced or ends, the
+            # resize drains its acknowledged rows from the log.
+            with found, suppress(MemWalError):
+                found.flush()
+                found.commit()
         report = storage.resize(
             uri,
             options,
@@ -135,16 +135,10 @@ def resize(call: Call, *, to: int, as_json: bool) -> int:
             to,
             clock=wal.SystemClock(),
             ids=wal.SystemIds(),
-            retries=call.settings.commit.retries,
-            memory_max=call.settings.commit.memory_max,
-            options=call.settings.wal.options(),
             on_step=shown.update,
+            **call.commit_limits,
         )
-    if as_json:
-        write_json({"table": uri} | asdict(report))
-    else:
-        call.console.say(_resized(uri, report))
-    return 0
+    return print_result(call.console, {"table": uri} | asdict(report), _resized(uri, report), as_json=as_json)
 
 
 def _resized(uri: str, report: storage.ResizeReport) -> str:
@@ -157,16 +151,6 @@ def _resized(uri: str, report: storage.ResizeReport) -> str:
         f"{report.ssts_committed:,} SSTs committed, writes paused for {report.seconds:.2f} s; running "
         "daemons and pipelines continue with the new regions"
     )
-
-
-def _empty_memtables(call: Call) -> None:
-    """If a daemon answers, let it flush and commit first, which shortens the pause of writes."""
-    found = open_for_reading(call)
-    if isinstance(found, RemoteTable):
-        # If it is fenced or ends, the resize drains its acknowledged rows from the log.
-        with found, suppress(MemWalError):
-            found.flush()
-            found.commit()
 
 
 # ---- pause and resume -----------------------------------------------------------------------------------------------
@@ -214,37 +198,27 @@ def _here() -> str:
 
 
 def collect(call: Call, *, dry_run: bool, as_json: bool) -> int:
-    """Collect once; print what was deleted and kept. Raises: Invalid if the table does not exist; wal, flush errors."""
+    """Collect once; print what was deleted and kept, per region and kind.
+
+    Raises: Invalid if the table does not exist; wal and flush errors.
+    """
     base, store = open_base(call)
     collector = TableCollector(store, base.codec, wal.SystemClock(), wal.regions(store), call.settings.wal.options())
     with call.console.status("looking" if dry_run else "collecting"):
         found = collector.collect(base, Ages.of(call.settings.gc), dry_run=dry_run)
-    if as_json:
-        write_json(_garbage_as_dict(found, base.uri))
-    else:
-        call.console.print(_garbage(found))
-    return 0
-
-
-def _garbage_as_dict(found: TableGarbage, uri: str) -> dict[str, Any]:
-    """Return the output of `--json`: what was deleted and kept, per region and kind; sizes in bytes."""
-    return {
-        "table": uri,
+    told = {
+        "table": base.uri,
         "dry_run": found.dry_run,
         "regions": [
-            {
-                "region": each.region,
-                "wal": _without_ids(each.wal),
-                "ssts": _without_ids(each.ssts),
-                "plans": _without_ids(each.plans),
-                "manifests": _without_ids(each.manifests),
-            }
+            {"region": each.region}
+            | {name: _without_ids(getattr(each, name)) for name in ("wal", "ssts", "plans", "manifests")}
             for each in found.regions
         ],
         "orphans": _without_ids(found.orphans),
         "bytes": found.bytes,
         "storage": space_status(found.space),
     }
+    return print_result(call.console, told, _garbage(found), as_json=as_json)
 
 
 def _without_ids(found: Any) -> dict[str, Any]:
@@ -266,7 +240,15 @@ def _garbage(found: TableGarbage) -> RenderableType:
     kept = _kept({"young": orphans.too_young})
     table.add_row("base", "orphan files", f"{len(orphans.files):,}", decimal(orphans.bytes), kept)
     space = [] if found.space is None else [space_line(found.space.bytes, found.space.factor, found.space.time)]
-    return Group(table, *_files(found), *_odd(found), found.summary(), *space)
+    odd = []
+    if found.unreadable:
+        odd.append(f"{found.unreadable:,} WAL entries cannot be read; examine them with `memwal inspect`")
+    if found.unaccounted:
+        odd.append(
+            f"{found.unaccounted:,} SSTs are neither published nor committed: was the base table restored to an older "
+            "version? They were kept, because their rows may be stored nowhere else"
+        )
+    return Group(table, *_files(found), *odd, found.summary(), *space)
 
 
 def _rows(found: RegionGarbage) -> Iterator[tuple[str, int, int, str]]:
@@ -282,13 +264,7 @@ def _rows(found: RegionGarbage) -> Iterator[tuple[str, int, int, str]]:
     }
     yield "SSTs", ssts.committed, ssts.bytes - ssts.abandoned_bytes, _kept(kept)
     if ssts.abandoned or ssts.unpublished:
-        yield (
-            "abandoned SSTs",
-            ssts.abandoned,
-            ssts.abandoned_bytes,
-            _kept({"maybe in use": ssts.unpublished}),
-        )
-
+        yield "abandoned SSTs", ssts.abandoned, ssts.abandoned_bytes, _kept({"maybe in use": ssts.unpublished})
     if found.plans.plans or found.plans.needed:
         yield "commit plans", found.plans.plans, found.plans.bytes, _kept({"still needed": found.plans.needed})
     old = found.manifests
@@ -306,13 +282,3 @@ def _files(found: TableGarbage) -> Iterator[str]:
         files = found.orphans.files
         yield "\n".join(f"  {key}" for key in files[:_FILES_SHOWN])
         yield f"  and {len(files) - _FILES_SHOWN:,} more, see --json\n" if len(files) > _FILES_SHOWN else ""
-
-
-def _odd(found: TableGarbage) -> Iterator[str]:
-    if found.unreadable:
-        yield f"{found.unreadable:,} WAL entries cannot be read; examine them with `memwal inspect`"
-    if found.unaccounted:
-        yield (
-            f"{found.unaccounted:,} SSTs are neither published nor committed: was the base table restored to an older "
-            "version? They were kept, because their rows may be stored nowhere else"
-        )

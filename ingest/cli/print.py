@@ -29,6 +29,7 @@ from rich.table import Table
 from rich.text import Text
 
 from memwal.flush.verification.finding import spans
+from memwal.ingest.cli.command import CommandConsole
 from memwal.ingest.engine.api.results import python_values
 from memwal.memtable import TOMBSTONE
 
@@ -174,6 +175,17 @@ def write_json(value: Any, *, indent: int | None = 2, ascii_only: bool = True) -
     """Write `value` to standard output as JSON; values without a JSON type become texts."""
     sys.stdout.write(json.dumps(value, default=str, indent=indent, ensure_ascii=ascii_only) + "\n")
     sys.stdout.flush()
+
+
+def print_result(console: CommandConsole, value: Any, text: RenderableType, *, as_json: bool) -> int:
+    """Print a result: `value` as JSON, or `text` for people. Return the exit code 0."""
+    if as_json:
+        write_json(value)
+    elif isinstance(text, str):
+        console.say(text)
+    else:
+        console.print(text)
+    return 0
 
 
 def in_parts(rows: pa.Table) -> Iterator[pa.Table]:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from memwal.ingest.settings.model import is_remote, local_path
+from memwal.wal.store.local import sync_path
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -64,11 +65,7 @@ class LocalFiles:
             file.flush()
             os.fsync(file.fileno())
         whole.replace(self._root / name)
-        directory = os.open(self._root, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        sync_path(self._root)
 
     def names(self, directory: str) -> list[str]:
         """See `CheckpointFiles`."""
@@ -128,8 +125,8 @@ def log_deleted_files(spark: SparkSession, table: str, files: CheckpointFiles) -
 
     `files`: of the checkpoint. Raises: OSError and errors of Spark if the checkpoint or the source cannot be read.
     """
-    begun = max(_numbers(files, "offsets"), default=-1)
-    if begun <= max(_numbers(files, "commits"), default=-1):
+    begun = max(numbers(files, "offsets"), default=-1)
+    if begun <= max(numbers(files, "commits"), default=-1):
         return
     gone = [path for path in _planned(files, begun) if not _exists(spark, path)]
     if gone:
@@ -166,5 +163,6 @@ def _exists(spark: SparkSession, url: str) -> bool:
     return bool(path.getFileSystem(context._jsc.hadoopConfiguration()).exists(path))  # noqa: SLF001
 
 
-def _numbers(files: CheckpointFiles, directory: str) -> list[int]:
+def numbers(files: CheckpointFiles, directory: str) -> list[int]:
+    """Return the numbers of the micro-batches that Spark has noted in `directory`, unordered."""
     return [int(name) for name in files.names(directory) if name.isdecimal()]

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from memwal.ingest.errors import SILENT, Internal, Invalid, MemWalError, Unavailable, classify, from_wire
 from memwal.ingest.spark.task import MARK
@@ -76,13 +76,13 @@ def of_spark(error: BaseException) -> MemWalError:
     if not isinstance(error, PySparkException | Py4JJavaError):
         return classify(error)
     java = getattr(error, "java_exception", None)  # a Py4JJavaError, whose text is the JVM's whole stack
-    of_kafka = of_captured(error) if java is None else of_java(java)
-    if of_kafka is not None:
-        return of_kafka
-    causes = list(_captured(error) if java is None else _thrown(java))
-    named = [name for name, _ in causes if name]
+    thrown = error if java is None else java
+    if (kafka := of_kafka(thrown)) is not None:
+        return kafka
+    causes = list(_chain(thrown))
+    named = [cause.condition for cause in causes if cause.condition]
     condition = next(iter([name for name in reversed(named) if _remedy(name)] or reversed(named)), "")
-    text, innermost = _first_line(str(error) if java is None else causes[0][1]), _first_line(causes[-1][1])
+    text, innermost = _first_line(causes[0].text), _first_line(causes[-1].text)
     said = _STATE.sub("", text if java is None or innermost in text else f"{text}: {innermost}")
     if remedy := _remedy(condition):
         return Invalid(f"Spark: {said}; {remedy}", {"condition": condition})
@@ -110,24 +110,33 @@ def _remedy(condition: str) -> str | None:
     return _REMEDIES.get(condition.partition(".")[0])
 
 
-def _captured(error: BaseException) -> Iterator[tuple[str, str]]:
-    """Yield Spark's error condition (or "") and the text of a PySpark exception and of each of its causes."""
-    current: Any = error
-    while current is not None:
-        yield getattr(current, "getCondition", lambda: None)() or "", str(current)
-        current = getattr(current, "_cause", None) or getattr(current, "__cause__", None)
+class _Cause(NamedTuple):
+    """An exception: its Java class and Spark's error condition, each "" if unknown, and its text."""
+
+    java: str
+    condition: str
+    text: str
 
 
-def _thrown(java: Any) -> Iterator[tuple[str, str]]:
-    """As `_captured`, for an exception in the JVM."""
+def _chain(error: Any) -> Iterator[_Cause]:
+    """Yield an exception in the JVM, or one that PySpark made from such an exception, and its causes.
+
+    For a Java class that it does not know, PySpark keeps the text of `toString`, which begins with the class name.
+    """
     from py4j.protocol import Py4JError
 
-    while java is not None:
+    while error is not None:
         condition = ""
-        with suppress(Py4JError):  # not an exception class of Spark
-            condition = str(java.getCondition() or "")
-        yield condition, str(java.getMessage() or java.toString())
-        java = java.getCause()
+        if isinstance(error, BaseException):
+            condition = getattr(error, "getCondition", lambda: None)() or ""
+            yield _Cause(str(getattr(error, "_desc", None) or "").partition(": ")[0], condition, str(error))
+            error = getattr(error, "_cause", None) or error.__cause__
+        else:
+            with suppress(Py4JError):  # not an exception class of Spark
+                condition = str(error.getCondition() or "")
+            java = str(error.getClass().getName())
+            yield _Cause(java, condition, str(error.getMessage() or java))
+            error = error.getCause()
 
 
 def _first_line(text: str) -> str:
@@ -142,47 +151,21 @@ _REASON = "Reason: "
 _NO_TOPIC = "UnknownTopicOrPartitionException"
 
 
-def of_java(thrown: Any) -> MemWalError | None:
-    """Return the error for a Java exception caused by Kafka's client; None for any other exception."""
-    return _of_kafka(_causes_of_java(thrown))
-
-
-def of_captured(error: BaseException) -> MemWalError | None:
-    """As `of_java`, for an exception that PySpark made from a Java exception.
-
-    For a Java class that it does not know, PySpark keeps the text of `toString`, which begins with the class name.
-    """
-    return _of_kafka(_captured_causes(error))
-
-
-def _causes_of_java(thrown: Any) -> Iterator[tuple[str, str]]:
-    while thrown is not None:
-        yield str(thrown.getClass().getName()), str(thrown.getMessage() or "")
-        thrown = thrown.getCause()
-
-
-def _captured_causes(error: BaseException) -> Iterator[tuple[str, str]]:
-    current: Any = error
-    while current is not None:
-        name, _, said = str(getattr(current, "_desc", None) or "").partition(": ")
-        yield name, said
-        current = getattr(current, "_cause", None)
-
-
-def _of_kafka(causes: Iterable[tuple[str, str]]) -> MemWalError | None:
-    for name, said in causes:
+def of_kafka(error: Any) -> MemWalError | None:
+    """Return the error for an exception (see `_chain`) caused by Kafka's client; None for any other exception."""
+    for name, _, text in _chain(error):
         if name == _LOST:
-            return _lost(said)
+            return _lost(text.removeprefix(f"{name}: "))
         if not name.startswith(_PACKAGE) or name == f"{_PACKAGE}KafkaException":  # a wrapper: its cause has the reason
             continue
         short = name.rpartition(".")[2]
-        text = (said.splitlines() or [""])[0].strip()[:300] or short
+        said = text.removeprefix(name).removeprefix(": ").split("\n")[0].strip()[:300] or short
         if short.endswith(_REFUSED):
-            return Invalid(f"source: Kafka refuses us: {text}; correct brokers or options of [source]")
+            return Invalid(f"source: Kafka refuses us: {said}; correct brokers or options of [source]")
         if short == _NO_TOPIC:
-            return Invalid(f"source.topics: a topic is gone: {text}; create it again, or correct topics")
+            return Invalid(f"source.topics: a topic is gone: {said}; create it again, or correct topics")
         remedy = "nothing acknowledged is lost; run the same command again when Kafka answers"
-        return Unavailable(f"source: Kafka does not answer: {text}; {remedy}", {"reason": SILENT})
+        return Unavailable(f"source: Kafka does not answer: {said}; {remedy}", {"reason": SILENT})
     return None
 
 

@@ -14,8 +14,8 @@ third of that.
 All of this uses internals of Spark, which another release may lack. Then nothing is read, and the caller runs a job.
 
 **In the map stage of a shuffle.** A job runs both stages without a pause. With adaptive execution Spark first submits
-the map stage by itself; `rows_read` does the same, so that the driver can check the source (`source`) after all rows
-are read and before any row is sent. The second stage reads the same shuffle files.
+the map stage by itself; `rows_read` does the same, so that a `SourceGuard` can check the source after all rows are
+read and before any row is sent. The second stage reads the same shuffle files.
 
 Spark repeats tasks of the map stage if shuffle files are lost, for example with an executor. A repeated task would read
 the source again, after the check. Therefore jobs over the frame that `rows_read` returns have the property
@@ -28,10 +28,10 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import pyarrow as pa
 
@@ -53,6 +53,36 @@ _NUMBERS = itertools.count(1 << 40)
 """Task numbers. They are negated, since Spark's own are not negative; Spark's block manager reserves -1 and -1024."""
 _LENGTH = 4
 """Bytes of the length prefix that Spark writes before each batch in the file."""
+
+
+SmallReader = Callable[["DataFrame"], pa.RecordBatch | None]
+"""Reads all rows of a small micro-batch in the driver, without a Spark job.
+
+Returns a batch without columns for an empty micro-batch; None if there are many rows, or if the driver cannot read
+them.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRows:
+    """What a streaming query reads."""
+
+    frame: DataFrame
+    small: SmallReader | None = None
+    """Reads small micro-batches of `frame`."""
+
+
+class SourceGuard(Protocol):
+    """Checks in each micro-batch that the source is still the one that the checkpoint refers to. Raises: MemWalError.
+
+    The sink calls `check` once all rows are read and before it sends any. Rows that are read again are checked again.
+    """
+
+    def begin(self, batch_id: int) -> None:
+        """Prepare micro-batch `batch_id`, before its rows are read."""
+
+    def check(self) -> None:
+        """Raise an error unless the rows that were read since `begin` may be sent."""
 
 
 @dataclass

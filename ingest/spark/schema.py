@@ -80,7 +80,10 @@ def readable(found: pa.DataType, wanted: pa.DataType) -> bool:
     if types.is_timestamp(wanted):
         return bool(types.is_timestamp(found)) and found.unit != "ns" and (found.tz is None) == (wanted.tz is None)
     if _is_list(wanted):
-        return _is_list(found) and _as_wide(found, wanted) and readable(found.value_type, wanted.value_type)
+        # If one of the lists has no fixed length, only the values show whether they fit.
+        both = types.is_fixed_size_list(found) and types.is_fixed_size_list(wanted)
+        alike = _is_list(found) and (not both or found.list_size == wanted.list_size)
+        return alike and readable(found.value_type, wanted.value_type)
     if types.is_struct(wanted):
         return bool(types.is_struct(found)) and all(
             readable(found.field(each.name).type, each.type) for each in wanted if found.get_field_index(each.name) >= 0
@@ -114,15 +117,6 @@ def widened(kind: pa.DataType) -> pa.DataType:
 def _signed_bits(kind: pa.DataType) -> int:
     unsigned = bool(pa.types.is_unsigned_integer(kind))
     return int(kind.bit_width) * (2 if unsigned else 1)
-
-
-def _as_wide(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Return whether lists of type `found` can have the length of `wanted`.
-
-    True if one of them has no fixed length: then only the values show whether they fit.
-    """
-    both = pa.types.is_fixed_size_list(found) and pa.types.is_fixed_size_list(wanted)
-    return not both or bool(found.list_size == wanted.list_size)
 
 
 def _is_list(kind: pa.DataType) -> bool:

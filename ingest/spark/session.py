@@ -253,18 +253,17 @@ def write_properties(directory: Path, conf: Mapping[str, str]) -> Path:
     """
     lines = []
     for name, value in sorted(conf.items()):
-        text = f'"@{_argument_file(directory, name, value)}"' if name in _JAVA_OPTIONS and value.strip() else value
+        text = value
+        if name in _JAVA_OPTIONS and value.strip():
+            try:
+                options = shlex.split(value)
+            except ValueError as error:
+                raise Invalid(f"[source] spark.{name}: {str(error).lower()}; correct the quotes") from None
+            quoted = (option.replace("\\", "\\\\").replace('"', '\\"') for option in options)
+            file = _private(directory / name, "".join(f'"{option}"\n' for option in quoted))
+            text = f'"@{file}"'
         lines.append(f"{_escaped(name)}={_escaped(text)}\n")
     return _private(directory / "spark.properties", "".join(lines))
-
-
-def _argument_file(directory: Path, name: str, value: str) -> Path:
-    try:
-        options = shlex.split(value)
-    except ValueError as error:
-        raise Invalid(f"[source] spark.{name}: {str(error).lower()}; correct the quotes") from None
-    quoted = (option.replace("\\", "\\\\").replace('"', '\\"') for option in options)
-    return _private(directory / name, "".join(f'"{option}"\n' for option in quoted))
 
 
 def _escaped(text: str) -> str:
@@ -357,17 +356,11 @@ def connector(source: SourceSettings) -> dict[str, str]:
     Empty if `source.spark` names jars or packages, or if the connector is among Spark's jars, as in memwal's container
     image.
     """
-    given = {"spark.jars", "spark.jars.packages"} & set(source.spark)
-    if source.format != KAFKA or given or any(_spark_jars().glob(f"{CONNECTOR}-*.jar")):
+    given, spec = {"spark.jars", "spark.jars.packages"} & set(source.spark), find_spec("pyspark")
+    home = os.environ.get("SPARK_HOME") or Path(spec.origin if spec and spec.origin else "").parent
+    if source.format != KAFKA or given or any((Path(home) / "jars").glob(f"{CONNECTOR}-*.jar")):
         return {}
     return {"spark.jars.packages": f"org.apache.spark:{CONNECTOR}:{version('pyspark')}"}
-
-
-def _spark_jars() -> Path:
-    """Return the directory of the jars that Spark always loads."""
-    spec = find_spec("pyspark")
-    home = os.environ.get("SPARK_HOME") or Path(spec.origin if spec and spec.origin else "").parent
-    return Path(home) / "jars"
 
 
 # ---- workers --------------------------------------------------------------------------------------------------------

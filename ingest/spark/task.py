@@ -20,8 +20,8 @@ import gc
 import json
 import socket
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -98,36 +98,28 @@ def on_executor(error: BaseException) -> MemWalError:
     return Invalid(f"{found.message} (on the executor {socket.gethostname()})", found.details)
 
 
-@contextmanager
-def task_edge() -> Iterator[None]:
-    """Convert every error of a task into `TaskError`, then freeze imported objects.
+def task_edge() -> AbstractContextManager[None]:
+    """Return a context that converts every error of a task into `TaskError`, then freezes imported objects.
 
     GeneratorExit, which Spark raises to cancel a task, passes unchanged.
     """
+    return _edge(as_task_error)
+
+
+def source_edge() -> AbstractContextManager[None]:
+    """As `task_edge`, for a Python data source: errors become one of the six kinds, which Spark shows."""
+    return _edge(on_executor)
+
+
+@contextmanager
+def _edge(converted: Callable[[BaseException], Exception]) -> Iterator[None]:
     try:
         yield
-    except TaskError:
-        raise
-    except GeneratorExit:
+    except (TaskError, GeneratorExit):
         raise
     except BaseException as error:
         from memwal.wal.panics import as_exception  # imported here: few tasks need the storage packages
 
-        raise as_task_error(as_exception(error)) from error
-    finally:
-        freeze_imports()
-
-
-@contextmanager
-def source_edge() -> Iterator[None]:
-    """As `task_edge`, for a Python data source: errors become one of the six kinds, which Spark shows."""
-    try:
-        yield
-    except GeneratorExit:  # Spark has enough rows
-        raise
-    except BaseException as error:
-        from memwal.wal.panics import as_exception
-
-        raise on_executor(classify(as_exception(error))) from error
+        raise converted(as_exception(error)) from error
     finally:
         freeze_imports()

@@ -29,7 +29,6 @@ from memwal.ingest.service.daemon.pages import DaemonPages
 from memwal.ingest.service.ops.metrics import Scrape
 from memwal.ingest.service.ops.storage import StorageCollector
 from memwal.ingest.settings.load import load
-from memwal.ingest.spark.pipeline.figures import RunStats
 from memwal.ingest.spark.pipeline.metrics import RunMeter
 from memwal.ingest.spark.pipeline.pages import RunPages
 from memwal.ingest.spark.pipeline.pausing import Pausing
@@ -295,7 +294,7 @@ def test_a_run_without_micro_batches_that_is_paused(tmp_path: Path, uri: str, pa
     config.write_text(toml(small_sections(uri)))
     settings = load(config, os.environ)
     initialise(settings, os.environ)
-    pages = RunPages(Scrape(), RunMeter(clock, settings.source.trigger), RunStats(clock), uri, clock)
+    pages = RunPages(Scrape(), RunMeter(clock, settings.source.trigger), uri, clock)
     pages.pausing = Pausing(settings, os.environ, clock)
     pages.meter.progressed({})
     scrapes = Scrapes(partial(_page, pages))

@@ -37,10 +37,9 @@ from memwal.ingest.spark.sink import foreach_batch as spark_sink
 from memwal.ingest.spark.sink.foreach_batch import MemWalSink
 from memwal.ingest.spark.sink.receipts import BatchReceipt
 from memwal.ingest.spark.source.columns import BUCKET
-from memwal.ingest.spark.source.csv_header import ByHeader, has_header
 from memwal.ingest.spark.source.feed import Feed
-from memwal.ingest.spark.source.files import UNREADABLE_RECORD
-from memwal.ingest.spark.source.stream import read_stream
+from memwal.ingest.spark.source.files import UNREADABLE_RECORD, has_header
+from memwal.ingest.spark.source.stream import ByHeader, read_stream
 from tests.conftest import toml
 from tests.support.clock import FakeClock
 

@@ -15,8 +15,8 @@ import pytest
 import memwal
 from memwal.flush.history.actions import read_history
 from memwal.flush.verification.runner import verify_table
+from memwal.ingest.cli import backup as cli_backup
 from memwal.ingest.cli import log as cli_log
-from memwal.ingest.cli import verify as cli_verify
 from memwal.ingest.cli.app import main
 from memwal.ingest.cli.command import Call, CommandConsole
 from memwal.ingest.settings.load import load
@@ -188,7 +188,7 @@ def test_verify_shows_its_progress_on_a_terminal_alone(config: Path) -> None:
     def shown(terminal: bool) -> str:
         text = io.StringIO()
         call = Call(load(config, {}), {}, CommandConsole(file=text, force_terminal=terminal, width=120))
-        assert cli_verify.show(call, deep=True, as_json=False) == 0
+        assert cli_backup.verify(call, deep=True, as_json=False) == 0
         return text.getvalue()
 
     assert "checking" in shown(terminal=True)

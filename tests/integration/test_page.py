@@ -20,10 +20,8 @@ from memwal.ingest.service.ops.live import Live
 from memwal.ingest.service.ops.metrics import Scrape
 from memwal.ingest.service.rpc.guard import Guard
 from memwal.ingest.settings.load import load
-from memwal.ingest.spark.pipeline.figures import RunStats
-from memwal.ingest.spark.pipeline.live import RunSource
 from memwal.ingest.spark.pipeline.metrics import RunMeter
-from memwal.ingest.spark.pipeline.pages import RunPages
+from memwal.ingest.spark.pipeline.pages import RunPages, RunSource
 from memwal.ingest.spark.sink.receipts import BatchReceipt, RegionReceipt
 from tests.cluster import Cluster, spread
 from tests.page_site import JSON, MARKUP, Looked, Site
@@ -192,7 +190,7 @@ class FakeRun:
     def __init__(self, settings: Any) -> None:
         self.clock = FakeClock()
         self.meter = RunMeter(self.clock, settings.source.trigger, settings.source.freshness_max)
-        self.pages = RunPages(Scrape(), self.meter, RunStats(self.clock), settings.table.uri, self.clock)
+        self.pages = RunPages(Scrape(), self.meter, settings.table.uri, self.clock)
         self.live = Live("run", RunSource(self.pages, settings, self.clock), RecentEvents(), self.clock)
         self.server = HttpServer("127.0.0.1", 0, self.pages.pages(), Guard(), setting="sink.http_port", live=self.live)
         self.batch = 0

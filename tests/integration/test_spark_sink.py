@@ -22,11 +22,10 @@ from memwal.ingest.spark.errors import of_spark
 from memwal.ingest.spark.session import configuration, start_session
 from memwal.ingest.spark.sink import foreach_batch as spark_sink
 from memwal.ingest.spark.sink.foreach_batch import MemWalSink
-from memwal.ingest.spark.sink.prepared import PreparedTask
 from memwal.ingest.spark.sink.receipts import BatchReceipt
 from memwal.ingest.spark.sink.route import RouteTask
 from memwal.ingest.spark.sink.send import SendTask
-from memwal.ingest.spark.sink.small import PACKED, OneTask, in_order, needs_paths, unpacked
+from memwal.ingest.spark.sink.small import PACKED, OneTask, PreparedTask, in_order, needs_paths, unpacked
 from memwal.ingest.spark.source.columns import BLOCK, BUCKET, DELETE, FILE, LANDED, PART, ROW
 from memwal.ingest.spark.source.feed import Feed
 from memwal.ingest.spark.source.stream import read_stream

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,14 +68,14 @@ def test_a_run_that_is_killed_while_it_marks_the_checkpoint_leaves_a_whole_marke
     settings = load({"table": {"uri": str(tmp_path / "t")}, "sink": {"checkpoint": str(tmp_path / "c")}}, {})
     base = Marked("first")
     mark_checkpoint(settings, base)  # type: ignore[arg-type]
-    whole = Path.write_text
+    opened = Path.open
 
-    def killed(path: Path, text: str) -> int:
-        whole(path, "")
+    def killed(path: Path, *args: Any, **how: Any) -> None:
+        opened(path, *args, **how).close()
         raise KeyboardInterrupt
 
     with monkeypatch.context() as killing:
-        killing.setattr(Path, "write_text", killed)
+        killing.setattr(Path, "open", killed)
         with pytest.raises(KeyboardInterrupt):
             mark_checkpoint(settings, Marked("second"))  # type: ignore[arg-type]
     assert (tmp_path / "c" / MARKER).read_text() == "first\n"

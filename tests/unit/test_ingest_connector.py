@@ -17,12 +17,16 @@ from memwal import wal
 from memwal.ingest.engine.read.pinned import Fragment, Pinned, PinnedRegion
 from memwal.ingest.errors import Invalid, Unavailable
 from memwal.ingest.spark.connector.options import ROWS_PER_PARTITION, ReadOptions
-from memwal.ingest.spark.connector.source import BYTES_PER_PARTITION, MemWalSource, Share, captured, shares
-from memwal.ingest.spark.connector.spark_rows import (
+from memwal.ingest.spark.connector.source import (
+    BYTES_PER_PARTITION,
     ROWS_PER_BATCH,
+    MemWalSource,
+    Share,
     arrow_schema,
+    captured,
     expect_types,
     schema_of_columns,
+    shares,
     spark_batches,
 )
 from tests.messages import raises

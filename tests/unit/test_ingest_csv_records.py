@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from memwal.ingest.spark.source.csv_records import is_checked, options_of, record_pattern
+from memwal.ingest.spark.source.texts import is_checked, options_of, record_pattern
 
 RECORDS: dict[str, tuple[dict[str, str], str, bool]] = {
     "plain": ({}, "1,two", True),

@@ -108,7 +108,7 @@ def test_a_column_takes_the_numbers_that_it_is_made_for(case: str, odd: tuple[by
 
 def test_a_column_of_the_table_does_not_slow_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """An example is a uint64 column, whose numbers Arrow's reader takes for floats."""
-    monkeypatch.setattr(detect, "of_value", None)
+    monkeypatch.setattr(detect.kinds, "of_value", None)
     assert found({"id": 2**64 - 1, "a": 1}, {"id": 2, "a": 0.5}) == {"a": "double"}
 
 

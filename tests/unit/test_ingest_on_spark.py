@@ -18,8 +18,7 @@ from memwal.ingest.service.rpc.credentials import Access
 from memwal.ingest.settings.load import load
 from memwal.ingest.settings.model import with_absolute_paths
 from memwal.ingest.spark.fleet.channel import STRANGERS_MAX, DriverChannel, TaskChannel
-from memwal.ingest.spark.fleet.driver import of_job
-from memwal.ingest.spark.fleet.slots import check_configuration, slots_of
+from memwal.ingest.spark.fleet.driver import check_configuration, of_job, slots_of
 from memwal.ingest.spark.fleet.task import daemons_of, host_of, offset_of
 from memwal.ingest.spark.pipeline.daemons import beside, sending_tasks
 from tests.messages import raises

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from memwal.ingest.spark.pipeline.figures import Figures, RunStats
+from memwal.ingest.spark.pipeline.metrics import Figures, RunMeter
 from memwal.ingest.spark.pipeline.screen import Screen
 from memwal.ingest.spark.sink.receipts import BatchReceipt, RegionReceipt
 from tests.support.clock import FakeClock
@@ -25,7 +25,7 @@ STATUS: dict[str, Any] = {
 
 def figures(batch_id: int) -> Figures:
     clock = FakeClock()
-    stats = RunStats(clock)
+    stats = RunMeter(clock)
     clock.sleep(1.0)
     stats.add(BatchReceipt(batch_id, tuple(RegionReceipt(id, 500_000, True, 1, 0.01, None, None, 1.0) for id in IDS)))
     return stats.figures()

@@ -10,14 +10,14 @@ import pytest
 from rich.console import Console
 
 import memwal
-from memwal.ingest.spark.pipeline.figures import RunStats
+from memwal.ingest.spark.pipeline.metrics import RunMeter
 from memwal.ingest.spark.pipeline.report import print_report, queries
 from memwal.ingest.spark.sink.receipts import BatchReceipt, RegionReceipt
 from memwal.wal import SystemClock
 from tests.support.clock import FakeClock
 
 
-def report(table: Any, stats: RunStats) -> list[str]:
+def report(table: Any, stats: RunMeter) -> list[str]:
     out = io.StringIO()
     console = Console(file=out, width=80, force_terminal=False)
     print_report(console, table, table.base.indexes, stats.figures(), SystemClock())
@@ -36,10 +36,10 @@ def filled(open_small: Callable[..., Any], made: Any) -> Any:
 
 
 @pytest.fixture
-def stats() -> RunStats:
+def stats() -> RunMeter:
     """One micro-batch of 320 rows."""
     clock = FakeClock()
-    counted = RunStats(clock)
+    counted = RunMeter(clock)
     clock.sleep(2.0)
     counted.add(BatchReceipt(0, (RegionReceipt("r", 320, True, 1, 0.0125, 100.0, 100.0, 101.5),)))
     return counted
@@ -49,7 +49,7 @@ def line(lines: list[str], start: str) -> str:
     return next(each.strip() for each in lines if each.strip().startswith(start))
 
 
-def test_every_figure_is_there(filled: Any, stats: RunStats) -> None:
+def test_every_figure_is_there(filled: Any, stats: RunMeter) -> None:
     lines = report(filled, stats)
     assert "320 in 1 micro-batch" in line(lines, "rows in")
     assert "160 over 2.0 s" in line(lines, "rows per second")
@@ -60,7 +60,7 @@ def test_every_figure_is_there(filled: Any, stats: RunStats) -> None:
     assert f"version {filled.status()['base_version']}, 300 rows" in line(lines, "base table")
 
 
-def test_four_queries_with_an_answer_and_a_time_each(filled: Any, stats: RunStats) -> None:
+def test_four_queries_with_an_answer_and_a_time_each(filled: Any, stats: RunMeter) -> None:
     lines = report(filled, stats)
     assert "1 row, " in line(lines, "by key  id = ")
     assert "price >= " in line(lines, "by filter")
@@ -71,7 +71,7 @@ def test_four_queries_with_an_answer_and_a_time_each(filled: Any, stats: RunStat
     assert any("_score" in each for each in lines)
 
 
-def test_it_fits_a_screen_and_prints_no_vectors(filled: Any, stats: RunStats) -> None:
+def test_it_fits_a_screen_and_prints_no_vectors(filled: Any, stats: RunMeter) -> None:
     lines = report(filled, stats)
     assert max(map(len, lines)) <= 80
     assert len(lines) <= 40
@@ -86,14 +86,14 @@ def test_the_nearest_row_is_the_one_asked_for(filled: Any) -> None:
 
 
 def test_an_empty_table_and_a_run_without_rows(open_small: Callable[..., Any]) -> None:
-    lines = report(open_small(), RunStats(FakeClock()))
+    lines = report(open_small(), RunMeter(FakeClock()))
     assert "nothing new" in line(lines, "rows in")
     assert not any(each.startswith("by ") for each in lines)
 
 
 def test_a_run_of_bad_rows_only_measures_nothing(open_small: Callable[..., Any]) -> None:
     """The report must not print "p50 nan s"."""
-    counted = RunStats(FakeClock())
+    counted = RunMeter(FakeClock())
     counted.add(BatchReceipt(0, (), 3, 3))
     lines = report(open_small(), counted)
     assert "3 left out, 3 new dead letters" in line(lines, "bad rows")
@@ -107,6 +107,6 @@ def test_texts_with_quotes_and_brackets_are_printed_as_they_are(uri: str) -> Non
     schema = pa.schema([pa.field("name", pa.string(), nullable=False), pa.field("n", pa.int64())])
     with memwal.open(uri, schema=schema, key="name", regions=1, indexes={"n": "btree"}) as table:
         table.put([{"name": "it's [bold] [/x]", "n": 1}])
-        lines = report(table, RunStats(FakeClock()))
+        lines = report(table, RunMeter(FakeClock()))
     assert "name = 'it''s [bold] [/x]'" in line(lines, "by key")
     assert sum("it's [bold] [/x]" in each for each in lines) >= 1

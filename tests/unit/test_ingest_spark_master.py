@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from memwal.ingest.errors import Invalid, Unavailable
-from memwal.ingest.spark.fleet.slots import wait_for_executors, wait_for_slots
+from memwal.ingest.spark.fleet.driver import wait_for_executors, wait_for_slots
 from memwal.ingest.spark.session import check_master
 from memwal.wal import SystemClock
 from tests.messages import raises

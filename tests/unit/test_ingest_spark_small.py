@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from memwal.ingest.service.daemon.service import FlightService
-from memwal.ingest.spark.dlq.letters import Rules
+from memwal.ingest.spark.dlq.bad_rows import Rules
 from memwal.ingest.spark.sink.route import RouteTask
 from memwal.ingest.spark.sink.send import SendTask
 from memwal.ingest.spark.sink.small import PATHS_NEEDED, TOO_MANY, OneTask, in_order, unpacked

@@ -13,8 +13,7 @@ import pytest
 
 from memwal.ingest.errors import MemWalError
 from memwal.ingest.service.daemon.service import FlightService
-from memwal.ingest.spark.dlq.bad_rows import BadRow
-from memwal.ingest.spark.dlq.letters import Rules
+from memwal.ingest.spark.dlq.bad_rows import BadRow, Rules
 from memwal.ingest.spark.errors import found_in
 from memwal.ingest.spark.sink.receipts import RECEIPT
 from memwal.ingest.spark.sink.route import RouteTask, RowNumbers

@@ -21,10 +21,9 @@ from memwal.ingest.errors import Invalid, Unavailable
 from memwal.ingest.service.daemon.service import FlightService
 from memwal.ingest.spark.connector.options import WriteOptions
 from memwal.ingest.spark.connector.source import MemWalSource
-from memwal.ingest.spark.connector.writer import MemWalStreamWriter, StagedRows
+from memwal.ingest.spark.connector.writer import MemWalStreamWriter, StagedRows, StageTask
 from memwal.ingest.spark.schema import spark_schema
 from memwal.ingest.spark.sink.route import RouteTask
-from memwal.ingest.spark.sink.staged import StageTask
 from memwal.wal.layout import STAGED_PREFIX
 from tests.messages import raises
 

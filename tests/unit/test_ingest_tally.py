@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from memwal.ingest.spark.pipeline.figures import RunStats
+from memwal.ingest.spark.pipeline.metrics import RunMeter
 from memwal.ingest.spark.sink.receipts import BatchReceipt, RegionReceipt
 from tests.support.clock import FakeClock
 
@@ -20,7 +20,7 @@ def receipt(
 
 def test_rows_are_counted_per_region_and_over_time() -> None:
     clock = FakeClock()
-    stats = RunStats(clock)
+    stats = RunMeter(clock)
     clock.sleep(50.0)
     stats.begin()
     clock.sleep(2.0)
@@ -35,7 +35,7 @@ def test_rows_are_counted_per_region_and_over_time() -> None:
 
 def test_the_time_in_which_no_query_ran_does_not_count() -> None:
     clock = FakeClock()
-    stats = RunStats(clock)
+    stats = RunMeter(clock)
     for number in range(2):  # the query is started again after a pause
         clock.sleep(1000.0)
         stats.begin()
@@ -46,13 +46,13 @@ def test_the_time_in_which_no_query_ran_does_not_count() -> None:
 
 
 def test_rows_that_were_applied_before_are_told_apart() -> None:
-    stats = RunStats(FakeClock())
+    stats = RunMeter(FakeClock())
     stats.add(BatchReceipt(0, (receipt("a", 30, applied=False), receipt("b", 10))))
     assert (stats.figures().rows, stats.figures().repeated) == (40, 30)
 
 
 def test_waiting_times_count_by_rows_and_acks_by_stream() -> None:
-    stats = RunStats(FakeClock())
+    stats = RunMeter(FakeClock())
     stats.add(BatchReceipt(0, (receipt("a", 1, ack=0.5, waited=9.0), receipt("b", 99, ack=0.1, waited=2.0))))
     figures = stats.figures()
     assert (figures.queryable_p50, figures.queryable_max) == (2.0, 9.0)
@@ -60,13 +60,13 @@ def test_waiting_times_count_by_rows_and_acks_by_stream() -> None:
 
 
 def test_rows_of_a_topic_have_waited_for_different_times() -> None:
-    stats = RunStats(FakeClock())
+    stats = RunMeter(FakeClock())
     stats.add(BatchReceipt(0, (RegionReceipt("a", 10, True, 1, 0.01, 99.0, 99.5, acked_at=100.0),)))
     assert (stats.figures().queryable_p50, stats.figures().queryable_max) == (0.75, 1.0)
 
 
 def test_nothing_measured_is_not_zero() -> None:
-    stats = RunStats(FakeClock())
+    stats = RunMeter(FakeClock())
     assert math.isnan(stats.figures().ack_p50)
     assert math.isnan(stats.figures().queryable_max)
     stats.add(BatchReceipt(0, (receipt("a", 5, waited=None),)))

@@ -12,7 +12,7 @@ from pyspark.errors import PySparkException
 
 from memwal.ingest.errors import KINDS, Internal, Invalid, MemWalError, Unavailable
 from memwal.ingest.secret_refs import resolve
-from memwal.ingest.spark.errors import found_in, of_captured, of_spark
+from memwal.ingest.spark.errors import found_in, of_kafka, of_spark
 from memwal.ingest.spark.task import MARK, TaskError, as_task_error, task_edge
 from memwal.memtable import InvalidRows
 from memwal.wal import Fenced
@@ -165,11 +165,11 @@ class Captured(Exception):
 def test_what_kafkas_client_throws_is_told_by_its_class(name: str, kind: type[MemWalError], says: str) -> None:
     thrown = Captured(f"org.apache.kafka.{name}: node 1\nand more")
     wrapped = Captured("java.util.ExecutionException: x", Captured("org.apache.kafka.common.KafkaException: y", thrown))
-    found = of_captured(wrapped)
+    found = of_kafka(wrapped)
     assert isinstance(found, kind)
     assert says in str(found)
     assert len(found.lines) == 1
-    assert of_captured(Captured("java.lang.IllegalStateException: org.apache.kafka.common.errors.X: y")) is None
+    assert of_kafka(Captured("java.lang.IllegalStateException: org.apache.kafka.common.errors.X: y")) is None
 
 
 def test_offsets_that_are_gone_are_told_with_what_to_do() -> None:
@@ -181,7 +181,7 @@ def test_offsets_that_are_gone_are_told_with_what_to_do() -> None:
         "This could be either 1) a user error … or 2) the kafka topic-partition is deleted and re-created.",
     ]
     thrown = Captured("org.apache.spark.sql.kafka010.KafkaIllegalStateException: " + "\n".join(said))
-    found = of_captured(Captured("[STREAM_FAILED] Query x terminated", thrown))
+    found = of_kafka(Captured("[STREAM_FAILED] Query x terminated", thrown))
     assert isinstance(found, Invalid)
     assert "records are gone unread: Partition t-0 offset was changed from 20 to 5; to read a topic" in str(found)
     assert len(found.lines) == 1

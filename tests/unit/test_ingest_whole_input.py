@@ -14,7 +14,7 @@ import memwal
 from memwal.ingest.engine.api.tokens import Token
 from memwal.ingest.errors import Internal, Unavailable
 from memwal.ingest.service.daemon.service import FlightService
-from memwal.ingest.spark.dlq.letters import Rules
+from memwal.ingest.spark.dlq.bad_rows import Rules
 from memwal.ingest.spark.errors import found_in
 from memwal.ingest.spark.sink.route import RouteTask
 from memwal.ingest.spark.sink.send import SendTask

@@ -5,6 +5,10 @@
 
 Spark creates a `MemWalSource` for each `load()`, in a Python worker on the driver's machine, and sends it to executors
 as a pickle. The README has the steps of a read, and the reason why filters are an option.
+
+`spark.readStream.format("memwal")` is the change feed as a stream of micro-batches. Spark keeps one
+`MemWalStreamReader` per running query, in a Python worker on the driver's machine, and sends it to executors as a
+pickle. Its offsets are positions of the feed.
 """
 
 from __future__ import annotations
@@ -13,24 +17,23 @@ from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NoReturn
+from typing import Any, NoReturn
 from uuid import UUID
 
 import pyarrow as pa
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceReader,
-    DataSourceStreamReader,
-    DataSourceStreamWriter,
-    InputPartition,
-)
-from pyspark.sql.types import StructType
+from pyspark.sql import datasource as spark
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructField, StructType
 
 from memwal import wal
 from memwal.flush import BaseTable
+from memwal.ingest.engine.api.changes import Position
+from memwal.ingest.engine.changes.reader import ChangeRanges, Part, expect_names_free
+from memwal.ingest.engine.changes.region import change_schema
 from memwal.ingest.engine.read.base import BaseReads
 from memwal.ingest.engine.read.pinned import Fragment, Pinned, PinnedReads, pin
-from memwal.ingest.engine.read.request import check_filter
+from memwal.ingest.engine.read.request import check_filter, checked_columns
 from memwal.ingest.engine.table import owner_notes as owners
 from memwal.ingest.errors import Invalid, Unavailable, translate_errors
 from memwal.ingest.service.client.connect import served_table
@@ -42,16 +45,25 @@ from memwal.ingest.spark.connector.options import (
     opened_table,
     resolved,
 )
-from memwal.ingest.spark.connector.spark_rows import arrow_schema, expect_types, schema_of_columns, spark_batches
-from memwal.ingest.spark.connector.stream import MemWalStreamReader, schema_of_changes
 from memwal.ingest.spark.connector.writer import MemWalStreamWriter
+from memwal.ingest.spark.schema import spark_type
 from memwal.ingest.spark.task import source_edge
 
 FORMAT = "memwal"
 _WRITES = "use df.writeStream, or memwal.connect(uri).put(rows, token=…)"
+ROWS_PER_BATCH = 65_536
+"""Maximum rows of an Arrow batch. Spark copies the rows of a batch one by one, so this limits memory only."""
+BYTES_PER_PARTITION = 256 << 20
+Offset = dict[str, Any]
+_START = "start"
+"""Field in the end of the first micro-batch: the position where that micro-batch begins.
+
+Spark requests the initial offset again whenever it plans or repeats the first micro-batch, and "latest" would be
+another position each time.
+"""
 
 
-class MemWalSource(DataSource):
+class MemWalSource(spark.DataSource):
     """One `load()` or `start()`: its options, and the moment of the table that all reads of its frame see.
 
     Raises: `ingest.errors` kinds, which Spark wraps.
@@ -89,7 +101,7 @@ class MemWalSource(DataSource):
         return schema_of_columns(self._captured(options).schema, options.columns)
 
     @translate_errors
-    def reader(self, schema: StructType) -> DataSourceReader:
+    def reader(self, schema: StructType) -> spark.DataSourceReader:
         """Return a reader of the columns in `schema`. Captures the moment if the user gave the schema."""
         options = ReadOptions.of(self._given)
         moment = self._captured(options)
@@ -97,7 +109,7 @@ class MemWalSource(DataSource):
         return MemWalReader(moment.pinned, options, schema)
 
     @translate_errors
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+    def streamReader(self, schema: StructType) -> spark.DataSourceStreamReader:  # noqa: N802 - Spark's name
         """Return a reader of the change feed. Raises: Invalid."""
         if SINCE not in self._given:
             raise Invalid(
@@ -112,7 +124,7 @@ class MemWalSource(DataSource):
         raise Invalid(f"tables are written by name in streams only; {_WRITES}")
 
     @translate_errors
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - Spark's name
+    def streamWriter(self, schema: StructType, overwrite: bool) -> spark.DataSourceStreamWriter:  # noqa: N802 - Spark's name
         """Return a writer of micro-batches. Raises: Invalid, Unavailable."""
         if overwrite:
             raise Invalid('outputMode "complete" replaces the table; use "append" or "update"')
@@ -138,13 +150,14 @@ class _Given(dict[str, str]):
 
 
 @dataclass
-class SharePartition(InputPartition):
-    """A partition of a read."""
+class Share(spark.InputPartition):
+    """The rows of one partition: those above the base of one region, or those of some fragments of the base."""
 
-    share: Share
+    region: UUID | None = None
+    fragments: tuple[int, ...] = ()
 
 
-class MemWalReader(DataSourceReader):
+class MemWalReader(spark.DataSourceReader):
     """Reads the partitions of a moment. Raises: `ingest.errors` kinds, which Spark wraps.
 
     `pushFilters` is not implemented on purpose: see the README.
@@ -153,26 +166,26 @@ class MemWalReader(DataSourceReader):
     def __init__(self, pinned: Pinned, options: ReadOptions, schema: StructType) -> None:
         self._pinned, self._options, self._schema = pinned, options, schema
 
-    def partitions(self) -> list[InputPartition]:
+    def partitions(self) -> list[spark.InputPartition]:
         """Return the partitions, on the driver."""
-        return [SharePartition(share) for share in shares(self._pinned, self._options.rows_per_partition)]
+        return [*shares(self._pinned, self._options.rows_per_partition)]
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    def read(self, partition: spark.InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a partition, on an executor."""
-        if not isinstance(partition, SharePartition):  # Spark's own partition, for a table without rows
+        if not isinstance(partition, Share):  # Spark's own partition, for a table without rows
             return
-        share, columns, filter = partition.share, self._schema.fieldNames(), self._options.filter
+        columns, filter = self._schema.fieldNames(), self._options.filter
         with source_edge():
-            reads = _opened(self._pinned, self._options.storage)
-            if share.region is not None:
-                tables = reads.above(share.region, columns, filter)
+            reads = _pinned_reads(self._pinned, self._options.storage)
+            if partition.region is not None:
+                tables = reads.above(partition.region, columns, filter)
             else:
-                tables = reads.below(share.fragments, columns, filter)
+                tables = reads.below(partition.fragments, columns, filter)
             yield from spark_batches(tables, arrow_schema(self._schema))
 
 
 @lru_cache(maxsize=2)
-def _opened(pinned: Pinned, storage: tuple[tuple[str, str], ...]) -> PinnedReads:
+def _pinned_reads(pinned: Pinned, storage: tuple[tuple[str, str], ...]) -> PinnedReads:
     """Return the reads of a moment.
 
     A Python worker caches them for its partitions, so it reads the keys above the base once.
@@ -183,23 +196,12 @@ def _opened(pinned: Pinned, storage: tuple[tuple[str, str], ...]) -> PinnedReads
 # ---- the driver's part of a read ------------------------------------------------------------------------------------
 
 
-BYTES_PER_PARTITION = 256 << 20
-
-
 @dataclass(frozen=True, slots=True)
 class Moment:
     """A moment of a table, and its columns then. Can be pickled; contains no secret."""
 
     pinned: Pinned
     schema: pa.Schema
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """The rows of one partition: those above the base of one region, or those of some fragments of the base."""
-
-    region: UUID | None = None
-    fragments: tuple[int, ...] = ()
 
 
 def captured(options: ReadOptions) -> Moment:
@@ -211,30 +213,25 @@ def captured(options: ReadOptions) -> Moment:
     base = opened_table(options.uri, storage)
     store = wal.open_store(options.uri, storage)
     if options.level == "latest":
-        _make_durable(base, store, options)
+        # A read at level `durable` makes the owners append rows that they have acknowledged and not yet appended: it
+        # answers at a moment when every visible row is on storage.
+        served = served_table(base, store, options.access.options, options.endpoints, lambda: _noted(base, store))
+        if served is None and options.endpoints:
+            endpoints = ", ".join(options.endpoints)
+            raise Unavailable(f"{endpoints}: no daemon that serves {base.uri} answers; correct the option endpoint")
+        if served is not None:
+            with closing(served):
+                served.scan(columns=base.schema.names[:1], limit=0, level="durable")
     pinned, newest = pin(base, store, options.level)
     if options.filter is not None:
         check_filter(options.filter, BaseReads(newest).check, newest.schema.names)
     return Moment(pinned, newest.schema)
 
 
-def _make_durable(base: BaseTable, store: wal.ObjectStore, options: ReadOptions) -> None:
-    """If daemons own the table, make the owners append rows that they have acknowledged and not yet appended.
-
-    A read at level `durable` does this: it answers at a moment when every visible row is on storage.
-    """
-
-    def find() -> Sequence[str]:
-        notes = owners.find(store, base.regions)
-        return () if notes is None else notes.endpoints
-
-    served = served_table(base, store, options.access.options, options.endpoints, find)
-    if served is None and options.endpoints:
-        endpoints = ", ".join(options.endpoints)
-        raise Unavailable(f"{endpoints}: no daemon that serves {base.uri} answers; correct the option endpoint")
-    if served is not None:
-        with closing(served):
-            served.scan(columns=base.schema.names[:1], limit=0, level="durable")
+def _noted(base: BaseTable, store: wal.ObjectStore) -> Sequence[str]:
+    """Return the endpoints in the notes of the table's owners."""
+    notes = owners.find(store, base.regions)
+    return () if notes is None else notes.endpoints
 
 
 def shares(pinned: Pinned, rows_per_partition: int) -> list[Share]:
@@ -257,3 +254,178 @@ def _groups(fragments: Sequence[Fragment], most: int) -> Iterator[tuple[int, ...
         rows, size = rows + fragment.rows, size + fragment.bytes
     if group:
         yield tuple(group)
+
+
+# ---- the change feed ------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class ChangesPartition(spark.InputPartition):
+    """A partition of a micro-batch. `uri`: absolute, because an executor has another working directory."""
+
+    uri: str
+    part: Part
+
+
+class MemWalStreamReader(spark.DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Divides the feed into micro-batches, and reads their partitions.
+
+    Thread safety. One thread. Raises: `ingest.errors` kinds, which Spark wraps.
+    Invariants. The rows of a micro-batch depend only on its offsets and the schema.
+    """
+
+    def __init__(self, options: ChangeOptions, schema: StructType, *, follows_columns: bool) -> None:
+        """`follows_columns`: the stream has every column of the table, so it ends when a column is added."""
+        self._options, self._schema, self._follows_columns = options, schema, follows_columns
+        self._target: Position | None = None
+
+    @translate_errors
+    def initialOffset(self) -> Offset:  # noqa: N802 - Spark's name
+        """Return the option `since`. The first `latestOffset` resolves it once."""
+        since = self._options.since
+        return {SINCE: since if isinstance(since, str) else since.to_json()}
+
+    @translate_errors
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """Return the limit from the options."""
+        most = self._options.max_rows_per_batch
+        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+
+    @translate_errors
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Fix the end of the query. Raises: Invalid, Unavailable."""
+        self._target = self._opened().position("latest")
+
+    @translate_errors
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
+        """Return the end of the micro-batch that begins at `start`; `start` if nothing has changed since.
+
+        Raises: Invalid, also if columns of the stream were changed; Unavailable.
+        """
+        ranges, first = self._opened(), SINCE in start
+        begin = self._begin(start[SINCE]) if first else Position.of_json(start, "offset")
+        until = self._target or ranges.position("latest")
+        end = ranges.end(begin, until, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
+        self._expect_columns(ranges.base)  # opened after `end`: no entry before `end` has a column that this base lacks
+        if first:
+            return {**end.to_json(), _START: begin.to_json()}
+        return start if end is begin else end.to_json()
+
+    @translate_errors
+    def partitions(self, start: Offset, end: Offset) -> list[spark.InputPartition]:
+        """Return the partitions of a micro-batch, on the driver. Raises: Invalid."""
+        begin, names = Position.of_json(end[_START] if SINCE in start else start, "offset"), self._columns()
+        ranges = self._opened()
+        parts = ranges.parts(begin, Position.of_json(end, "offset"), self._options.images, names)
+        return [ChangesPartition(ranges.uri, part) for part in parts]
+
+    def read(self, partition: spark.InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the changes of a partition, on an executor."""
+        if not isinstance(partition, ChangesPartition):  # Spark's own partition, for a micro-batch without rows
+            return
+        with source_edge():
+            ranges = _ranges(partition.uri, self._options.storage)
+            yield from spark_batches(ranges.changes(partition.part), arrow_schema(self._schema))
+
+    # ---- inside --------------------------------------------------------------------------------------------------
+
+    def _opened(self) -> ChangeRanges:
+        return _ranges(self._options.uri, self._options.storage)
+
+    def _begin(self, since: str | Offset) -> Position:
+        return self._opened().position(since) if isinstance(since, str) else Position.of_json(since, SINCE)
+
+    def _columns(self) -> tuple[str, ...] | None:
+        """Return the columns of the table in this stream."""
+        heads = change_schema(pa.schema([])).names
+        return tuple(name for name in self._schema.fieldNames() if name not in heads) or None
+
+    def _expect_columns(self, base: BaseTable) -> None:
+        """Raise Invalid if the table lacks columns of the stream, or has columns that a stream of all columns lacks."""
+        if self._follows_columns:
+            added = [name for name in base.schema.names if name not in self._schema.fieldNames()]
+            if added:
+                raise Invalid(
+                    f"{base.uri}: column {added[0]!r} was added since this stream was loaded; load it again to read "
+                    "the column, or name the columns to read in the option columns"
+                )
+        expect_types(self._schema, change_schema(base.schema))
+
+
+@lru_cache(maxsize=2)
+def _ranges(uri: str, storage: tuple[tuple[str, str], ...]) -> ChangeRanges:
+    """Return the change ranges of a table. A Python worker caches them for its micro-batches."""
+    options = resolved(storage)
+    return ChangeRanges(opened_table(uri, options), wal.open_store(uri, options))
+
+
+def schema_of_changes(options: ChangeOptions) -> StructType:
+    """Return the columns of a stream. Raises: Invalid for an unknown table or column, or a type that Spark lacks."""
+    base = opened_table(options.uri, options.storage_options())
+    expect_names_free(base.schema)
+    named = {*checked_columns(options.columns, base.schema, what="option columns"), *base.key}
+    changes = change_schema(base.schema)
+    heads = changes.names[: len(changes) - len(base.schema)]
+    return schema_of_columns(changes, [*heads, *(name for name in base.schema.names if name in named)])
+
+
+# ---- rows in Spark --------------------------------------------------------------------------------------------------
+
+
+def schema_of_columns(schema: pa.Schema, columns: Sequence[str] | None) -> StructType:
+    """Return the Spark schema of `columns` (None: all) of a table.
+
+    Raises: Invalid for an unknown column, and with one line for each column whose type Spark lacks.
+    """
+    fields, problems = [], []
+    for name in checked_columns(columns, schema, what="option columns"):
+        try:
+            fields.append(StructField(name, spark_type(schema.field(name).type), True))
+        except Invalid:
+            problems.append(
+                f"column '{name}': Spark has no type for {schema.field(name).type}; name the other columns in the "
+                "option columns"
+            )
+    if problems:
+        raise Invalid.of(problems)
+    return StructType(fields)
+
+
+def expect_types(asked: StructType, schema: pa.Schema) -> None:
+    """Check a schema that the user gave. Raises: Invalid for a column that is unknown or has another type."""
+    own = schema_of_columns(schema, asked.fieldNames())
+    problems = [
+        f"column '{field.name}': the schema says {field.dataType.simpleString()}, the table has "
+        f"{own[field.name].dataType.simpleString()}; correct it, or read without a schema and cast the column"
+        for field in asked.fields
+        if field.dataType != own[field.name].dataType
+    ]
+    if problems:
+        raise Invalid.of(problems)
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """Return the Arrow schema that Spark expects from a reader of `schema`."""
+    return to_arrow_schema(schema, timezone="UTC")
+
+
+def spark_batches(tables: Iterator[pa.Table], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield `tables` as batches of `schema` (from `arrow_schema`): vectors as lists, half floats as floats.
+
+    Raises: Invalid with the column of a value that Spark cannot represent exactly, such as a time in nanoseconds.
+    """
+    for table in tables:
+        columns = [_converted(table.column(field.name), field) for field in schema]
+        yield from pa.Table.from_arrays(columns, schema=schema).to_batches(max_chunksize=ROWS_PER_BATCH)
+
+
+def _converted(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
+    if column.type == field.type:
+        return column
+    try:
+        return column.cast(field.type)
+    except pa.ArrowInvalid as error:
+        raise Invalid(
+            f"column '{field.name}': Spark's type {field.type} cannot hold a value of {column.type} exactly ({error}); "
+            "name the other columns in the option columns"
+        ) from None

@@ -111,7 +111,15 @@ class Replaying:
         self._outcome.stay.update(waiting[written] for written in of if written in waiting)
         ids = [id for id, written in zip(chosen["id"].to_pylist(), of, strict=True) if written not in waiting]
         for start in range(0, len(ids), AT_ONCE):
-            self._some(ids[start : start + AT_ONCE])
+            found, rows = self._fitting(ids[start : start + AT_ONCE])
+            if not rows.num_rows:
+                continue
+            buckets = np.asarray(self._target.base.route(conformed_to(self._target, rows)))
+            deletes = _deletes(rows)
+            for bucket in np.unique(buckets):
+                here = np.flatnonzero(buckets == bucket)
+                for first, end in runs(deletes[here].astype(np.int8)):
+                    self._region([found[int(row)] for row in here[first:end]])
         return self._outcome
 
     def _waiting(self, written: Iterable[tuple[str, int]]) -> dict[tuple[str, int], str]:
@@ -121,27 +129,14 @@ class Replaying:
             if known is not None and query == known[0]:
                 if known[1] == number > known[2] and self._table.applied(query).everywhere != number:
                     found[query, number] = _UNFINISHED
-            elif not self._force and self._may_come_again(query, number):
+                continue
+            note = self._letters.note(query)
+            if self._force or (note is not None and note.batch_id > number):
+                continue
+            everywhere, newest = self._table.applied(query)
+            if (everywhere is None or everywhere < number) and (newest is None or newest <= number):
                 found[query, number] = _UNKNOWN
         return found
-
-    def _may_come_again(self, query: str, number: int) -> bool:
-        note = self._letters.note(query)
-        if note is not None and note.batch_id > number:
-            return False
-        everywhere, newest = self._table.applied(query)
-        return (everywhere is None or everywhere < number) and (newest is None or newest <= number)
-
-    def _some(self, ids: Sequence[str]) -> None:
-        found, rows = self._fitting(ids)
-        if not rows.num_rows:
-            return
-        buckets = np.asarray(self._target.base.route(conformed_to(self._target, rows)))
-        deletes = _deletes(rows)
-        for bucket in np.unique(buckets):
-            here = np.flatnonzero(buckets == bucket)
-            for start, end in runs(deletes[here].astype(np.int8)):
-                self._region([found[int(row)] for row in here[start:end]])
 
     def _region(self, ids: Sequence[str]) -> None:
         """Do steps 2 to 4 for dead letters that fit. Halve those that the region refuses."""

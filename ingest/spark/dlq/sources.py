@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,8 @@ from memwal.ingest.settings.load import Settings
 from memwal.ingest.settings.sections import KAFKA
 from memwal.ingest.spark.dlq.bad_rows import BadRow, columns_of, problems_of
 from memwal.ingest.spark.source.columns import DELETE, OFFSET, PARTITION, TOPIC
-from memwal.ingest.spark.source.json_lines import has_lines
+from memwal.ingest.spark.source.files import ALL_TEXT, has_lines
 from memwal.ingest.spark.source.kafka.rows import record_mapping, rows_without_sql
-from memwal.ingest.spark.source.strict_texts import ALL_TEXT
 from memwal.ingest.values.spec import RecordMapping
 
 
@@ -47,15 +47,14 @@ def by_source(settings: Settings, schema: pa.Schema, key: tuple[str, ...]) -> Ma
 
     Dead letters of another source fail. Raises: Invalid for a mapping that does not fit the table.
     """
-    if settings.source.format == KAFKA:
+    form, of_topics = settings.source.format, settings.source.format == KAFKA
+    read: Map
+    if of_topics:
         mapping = record_mapping(settings.source, schema, key)
-        return _of_kind(of_topics=True, read=lambda letters: rows_of_records(letters, mapping, settings))
-    form = settings.source.format
-    how = {"texts": form in ALL_TEXT, "lines": has_lines(form, settings.source.options)}
-    return _of_kind(of_topics=False, read=lambda letters: rows_of_json(letters, schema, **how))
-
-
-def _of_kind(*, of_topics: bool, read: Map) -> Map:
+        read = partial(rows_of_records, mapping=mapping, settings=settings)
+    else:
+        lines = has_lines(form, settings.source.options)
+        read = partial(rows_of_json, schema=schema, texts=form in ALL_TEXT, lines=lines)
     other = "a file" if of_topics else "a Kafka topic"
     why = BadRow("map", None, f"it came from {other}; replay it with the configuration of that source")
     return lambda letters: _read_some(letters, np.asarray(letters["topic"].is_valid()) == of_topics, read, why)

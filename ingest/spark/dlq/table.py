@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 from typing import Any, TypeVar
 
 import lance
@@ -148,18 +149,18 @@ class DeadLetters:
             return 0
         if noted is not None and noted.batch_id == batch_id:
             letters = self._missing(pa.Table.from_batches(letters, SCHEMA), noted, query_id)
-        written = _Written(letters)
-        fragments = as_new_fragments(written.into(self.dataset, self._options))
-        if not written.rows:
+        files, rows, written = self._write(letters)
+        if not rows:
             return 0
+        fragments = as_new_fragments(files)
         before = noted.digest if noted is not None and noted.batch_id == batch_id else 0
-        done = Note(batch_id, before ^ written.digest)
+        done = Note(batch_id, before ^ written)
 
         def swap() -> int:
             if self.note(query_id) == noted:
                 notes = {**self._notes(), query_id: [done.batch_id, f"{done.digest:x}"]}
                 self._swap(fragments, {_NOTES: json.dumps(notes)})
-                return written.rows
+                return rows
             if self.note(query_id) == done:
                 return 0
             raise Unavailable(
@@ -167,7 +168,12 @@ class DeadLetters:
             )
 
         added = self._until_alone(swap)
-        self._maintain()
+        # Each micro-batch with dead letters adds a fragment and a version. Merging and deleting them is optional.
+        if len(self.dataset.get_fragments()) >= _FRAGMENTS:
+            with suppress(OSError, RuntimeError, ValueError), panics_as_errors:
+                removed, _ = compact(self.dataset, _COMPACTION)
+                if removed:
+                    self.dataset.cleanup_old_versions(_VERSIONS_AGE, retain_versions=_VERSIONS_KEPT)
         return added
 
     def delete(self, condition: str) -> int:
@@ -273,48 +279,38 @@ class DeadLetters:
         said = first_line(last)
         raise Unavailable(f"{self.uri}: not written after {_SWAPS} attempts ({said}); run it again") from last
 
-    def _maintain(self) -> None:
-        """Merge fragments and delete old versions, as each micro-batch with dead letters adds one. Optional."""
-        if len(self.dataset.get_fragments()) < _FRAGMENTS:
-            return
-        with suppress(OSError, RuntimeError, ValueError), panics_as_errors:
-            removed, _ = compact(self.dataset, _COMPACTION)
-            if removed:
-                self.dataset.cleanup_old_versions(_VERSIONS_AGE, retain_versions=_VERSIONS_KEPT)
+    def _write(self, letters: Iterable[pa.RecordBatch]) -> tuple[Sequence[Any], int, int]:
+        """Write dead letters into data files, which no version refers to.
 
-
-class _Written:
-    """Writes dead letters into data files; then has their number and the digest of their ids."""
-
-    def __init__(self, letters: Iterable[pa.RecordBatch]) -> None:
-        self._letters = letters
-        self._error: BaseException | None = None
-        self.rows = self.digest = 0
-
-    def into(self, dataset: lance.LanceDataset, options: Mapping[str, str]) -> Sequence[Any]:
-        """Write data files; no version of `dataset` refers to them. Raises: errors of iterating the dead letters."""
-        letters = iter(self._letters)
-        first = next(letters, None)
+        Return the files, the number of dead letters, the digest of their ids. Raises: errors of iterating `letters`.
+        """
+        rows = found = 0
+        failure: Exception | None = None
+        rest = iter(letters)
+        first = next(rest, None)
         if first is None:
-            return []
-        reader = pa.RecordBatchReader.from_batches(SCHEMA, self._counted(first, letters))
+            return [], 0, 0
+
+        def counted() -> Iterator[pa.RecordBatch]:
+            nonlocal rows, found, failure
+            try:
+                for batch in chain([first], rest):
+                    rows += batch.num_rows
+                    found ^= digest(batch["id"].to_pylist())
+                    yield batch
+            except Exception as error:
+                failure = error
+                raise
+
+        reader = pa.RecordBatchReader.from_batches(SCHEMA, counted())
         try:
             with panics_as_errors:
-                return write_fragments(reader, dataset, schema=SCHEMA, mode="append", storage_options=dict(options))
+                files = write_fragments(
+                    reader, self.dataset, schema=SCHEMA, mode="append", storage_options=self._options
+                )
         except Exception as error:
-            raise self._error or error from error  # Lance passes on only the text of an error of the reader
-
-    def _counted(self, first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        try:
-            batch: pa.RecordBatch | None = first
-            while batch is not None:
-                self.rows += batch.num_rows
-                self.digest ^= digest(batch["id"].to_pylist())
-                yield batch
-                batch = next(rest, None)
-        except Exception as error:
-            self._error = error
-            raise
+            raise failure or error from error  # Lance passes on only the text of an error of the reader
+        return files, rows, found
 
 
 def digest(ids: Iterable[str]) -> int:

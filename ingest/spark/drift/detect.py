@@ -31,17 +31,8 @@ from memwal.flush import BaseTable
 from memwal.ingest.errors import Invalid, MemWalError, Unavailable
 from memwal.ingest.settings.load import Settings
 from memwal.ingest.settings.sections import KAFKA
-from memwal.ingest.spark.drift.kinds import (
-    Kinds,
-    described,
-    may_be_rounded,
-    new_columns,
-    of_arrow,
-    of_value,
-    packed,
-    unpacked,
-    widen,
-)
+from memwal.ingest.spark.drift import kinds
+from memwal.ingest.spark.drift.kinds import Kinds, described, widen
 from memwal.ingest.spark.drift.schemas import OWN_SCHEMA, fields_of_files, fields_of_schema
 from memwal.ingest.spark.errors import of_spark
 from memwal.ingest.spark.source.columns import PLACE, RAW_VALUE
@@ -89,11 +80,18 @@ class FieldsTask:
             found: Kinds = {}
             for batch in batches:
                 widen(found, self.fields_of(batch.column(0)))
-            yield pa.RecordBatch.from_pydict({"found": pa.array([packed(found)], pa.binary())})
+            yield pa.RecordBatch.from_pydict({"found": pa.array([kinds.packed(found)], pa.binary())})
 
     def fields_of(self, records: pa.Array) -> Kinds:
         """Return the kinds of the fields of records, by name."""
-        found = self._of_schemas(records) if self.registry else _of_json(records, self.envelope, self.known)
+        values = [] if self.registry else [value for value in records.to_pylist() if value is not None]
+        found = _at_once(values, self.known) if self.envelope == "none" and values else None
+        if self.registry:
+            found = self._of_schemas(records)
+        elif found is None:
+            found = {}
+            for each in documents(values, of_json, self.envelope):
+                widen(found, {name: kinds.of_value(value) for name, value in (each.fields or {}).items()})
         return {name: kind for name, kind in found.items() if name not in self.known}
 
     def _of_schemas(self, records: pa.Array) -> Kinds:
@@ -105,16 +103,6 @@ class FieldsTask:
                 continue
             widen(found, fields_of_schema(schema, self.envelope))
         return found
-
-
-def _of_json(records: pa.Array, envelope: str, known: frozenset[str]) -> Kinds:
-    values = [value for value in records.to_pylist() if value is not None]
-    found = _at_once(values, known) if envelope == "none" and values else None
-    if found is None:
-        found = {}
-        for each in documents(values, of_json, envelope):
-            widen(found, {name: of_value(value) for name, value in (each.fields or {}).items()})
-    return found
 
 
 def _at_once(values: list[bytes], known: frozenset[str]) -> Kinds | None:
@@ -136,9 +124,9 @@ def _at_once(values: list[bytes], known: frozenset[str]) -> Kinds | None:
     if read.num_rows != len(values):
         return None
     new = {name: column for name, column in zip(read.column_names, read.columns, strict=True) if name not in known}
-    if any(map(may_be_rounded, new.values())) and _LONG_WHOLE.search(joined):
+    if any(map(kinds.may_be_rounded, new.values())) and _LONG_WHOLE.search(joined):
         return None
-    return {name: of_arrow(column) for name, column in new.items()}
+    return {name: kinds.of_arrow(column) for name, column in new.items()}
 
 
 # ---- on the driver -------------------------------------------------------------------------------------------------
@@ -179,7 +167,7 @@ class Drift:
     def _look(self, frame: DataFrame) -> None:
         """Raise ColumnsAdded if columns were added, Invalid if new fields end the run."""
         known = self._known()
-        columns, passed = new_columns(self._found(frame, known), known)
+        columns, passed = kinds.new_columns(self._found(frame, known), known)
         if self._settings.source.schema_drift == "fail" and columns:
             names = ", ".join(map(described, columns))
             raise Invalid(
@@ -212,7 +200,7 @@ class Drift:
         found: Kinds = {}
         with LOOKING.on(frame.sparkSession):
             for row in _records(frame).mapInArrow(task, "found binary").collect():
-                widen(found, unpacked(bytes(row["found"])))
+                widen(found, kinds.unpacked(bytes(row["found"])))
         return found
 
     def _tell(self, names: Sequence[str]) -> None:

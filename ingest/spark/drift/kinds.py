@@ -129,7 +129,9 @@ def new_columns(found: Mapping[str, Kind], known: Iterable[str]) -> tuple[list[p
     for name, kind in found.items():
         if kind is None or name in known:
             continue
-        if name.lower() in taken or not _is_usable(name):
+        # Names that begin with _ are reserved for Lance and memwal.
+        usable = name and name[0] != "_" and name.isprintable() and not set(name) & set('."`\\')
+        if name.lower() in taken or not usable:
             passed.append(name)
             continue
         taken.add(name.lower())
@@ -149,11 +151,6 @@ def column(name: str, kind: pa.DataType) -> pa.Field:
 def described(field: pa.Field) -> str:
     """Return name and type of a column for messages."""
     return f"{field.name} ({'text of any value' if field.metadata else field.type})"
-
-
-def _is_usable(name: str) -> bool:
-    """Return whether a column can have this name. Names that begin with _ are reserved for Lance and memwal."""
-    return bool(name) and not name.startswith("_") and name.isprintable() and not set(name) & set('."`\\')
 
 
 def packed(found: Mapping[str, Kind]) -> bytes:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -162,9 +161,4 @@ def kind_of(kind: DataType) -> pa.DataType:
         return ANY if any(each.type == ANY for each in below) else pa.struct(below)
     if isinstance(kind, spark.DecimalType):
         return pa.decimal128(kind.precision, kind.scale)
-    return _columns_by_type().get(kind, ANY)
-
-
-@lru_cache(maxsize=1)
-def _columns_by_type() -> dict[DataType, pa.DataType]:
-    return {spark_type(kind): kind for kind in _COLUMN_TYPES}
+    return {spark_type(each): each for each in _COLUMN_TYPES}.get(kind, ANY)

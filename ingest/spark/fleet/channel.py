@@ -18,7 +18,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, TextIO
+from typing import Any
 
 from memwal.ingest.errors import Unavailable
 
@@ -94,46 +94,39 @@ class DriverChannel:
     # ---- inside --------------------------------------------------------------------------------------------------
 
     def _accept(self) -> None:
+        """Accept connections, each read in its own thread. At the limit, close the oldest one without a secret."""
         while not self._closed.is_set():
             try:
                 connection, _ = self._socket.accept()
             except OSError:
                 self._closed.wait(ACCEPT_PAUSE)
                 continue
-            self._wait_for_hello(connection)
-
-    def _wait_for_hello(self, connection: socket.socket) -> None:
-        """Read from a new connection in its own thread. At the limit, close the oldest connection without a secret."""
-        with self._lock:
-            self._strangers.append(connection)
-            oldest = self._strangers.popleft() if len(self._strangers) > STRANGERS_MAX else None
-        if oldest is not None:
-            _shut(oldest)
-        try:
-            threading.Thread(target=self._listen, args=(connection,), name="task", daemon=True).start()
-        except RuntimeError:  # the system cannot start another thread
-            self._forget_stranger(connection)
-            connection.close()
+            with self._lock:
+                self._strangers.append(connection)
+                oldest = self._strangers.popleft() if len(self._strangers) > STRANGERS_MAX else None
+            if oldest is not None:
+                _shut(oldest)
+            try:
+                threading.Thread(target=self._listen, args=(connection,), name="task", daemon=True).start()
+            except RuntimeError:  # the system cannot start another thread
+                self._forget_stranger(connection)
+                connection.close()
 
     def _forget_stranger(self, connection: socket.socket) -> None:
         with self._lock, suppress(ValueError):
             self._strangers.remove(connection)
 
-    def _hello(self, connection: socket.socket, messages: TextIO) -> Any:
-        """Return the first message. Raises: OSError if it does not arrive in time; the connection is then shut down."""
-        late = threading.Timer(HELLO_WITHIN, _shut, [connection])
-        late.daemon = True
-        try:
-            late.start()
-            return json.loads(messages.readline(_HELLO_LONGEST))
-        finally:
-            late.cancel()
-            self._forget_stranger(connection)
-
     def _listen(self, connection: socket.socket) -> None:
         faults = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError)
         with connection, suppress(*faults), connection.makefile("r") as messages:
-            hello = self._hello(connection, messages)
+            late = threading.Timer(HELLO_WITHIN, _shut, [connection])
+            late.daemon = True
+            try:
+                late.start()
+                hello = json.loads(messages.readline(_HELLO_LONGEST))
+            finally:
+                late.cancel()
+                self._forget_stranger(connection)
             if not self._admits(hello, connection):
                 return
             try:

@@ -1,6 +1,6 @@
 """Daemons on the executors of a Spark cluster: the driver's side of a barrier job with `daemon.on_spark` tasks.
 
-1. The driver checks that the cluster has room for all tasks at once (`fleet.slots`).
+1. The driver checks that the cluster has room for all tasks at once.
 2. It starts the job. The tasks start daemons and report their endpoints (`fleet.task`,
    `fleet.channel`).
 3. To end, it closes the connections: the daemons drain in parallel, the tasks end, and so does the job.
@@ -9,11 +9,16 @@ An executor that dies ends the job, because a barrier stage cannot lose a task. 
 connections and runs the job again, at other ports and possibly on other hosts. *Daemons of the former job may still
 be draining: a region belongs to the claim with the higher epoch.* Clients find the daemons by the owner notes on
 storage (`table.owner_notes`). The pauses before repeated restarts double.
+
+**Room.** A barrier stage starts all its tasks at once or none. Spark checks forty times, fifteen seconds apart, before
+it reports a lack of room, and rejects barriers under dynamic allocation. A master of fixed size is judged by its name,
+before anything is started. For other masters the driver waits as long as Spark waits for executors to register.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +30,7 @@ from memwal import wal
 from memwal.ingest.engine.table.create import find_or_create
 from memwal.ingest.engine.table.live_owners import Claimant
 from memwal.ingest.engine.table.open import refuse_served
-from memwal.ingest.errors import Internal, MemWalError, Unavailable, from_wire
+from memwal.ingest.errors import Internal, Invalid, MemWalError, Unavailable, from_wire
 from memwal.ingest.service.daemon.restarts import Restarts
 from memwal.ingest.service.daemon.workers import PAUSE_FIRST, PAUSE_MOST
 from memwal.ingest.service.open import asking
@@ -34,9 +39,8 @@ from memwal.ingest.settings.load import Settings
 from memwal.ingest.settings.model import with_absolute_paths
 from memwal.ingest.spark.errors import of_spark
 from memwal.ingest.spark.fleet.channel import DriverChannel
-from memwal.ingest.spark.fleet.slots import check_configuration, patience_of, slots_now, wait_for_slots
 from memwal.ingest.spark.fleet.task import DaemonTask, Told
-from memwal.ingest.spark.session import check_java, check_master, configuration, start_context
+from memwal.ingest.spark.session import check_java, check_master, configuration, standing_of, start_context
 from memwal.ingest.threads import stop_event
 
 if TYPE_CHECKING:
@@ -206,24 +210,18 @@ def serve_on_spark(
     with ThreadPoolExecutor(1, "spark-start") as starter:  # in the main thread Spark would take over the signals
         spark = starter.submit(start_context, conf).result()
     try:
-        return _served(spark, settings, ready, stop)
+        daemons = SparkDaemons(spark, settings, ready, wal.SystemClock(), wal.SystemIds())
+        try:
+            while not stop.wait(LOOK_EVERY) and not daemons.ended:
+                pass
+        finally:
+            daemons.stop()
+        if daemons.failure is not None:
+            raise daemons.failure
+        return daemons.code
     finally:
         with suppress(Exception):
             spark.stop()
-
-
-def _served(
-    spark: SparkContext, settings: Settings, ready: Callable[[Sequence[str]], None], stop: threading.Event
-) -> int:
-    daemons = SparkDaemons(spark, settings, ready, wal.SystemClock(), wal.SystemIds())
-    try:
-        while not stop.wait(LOOK_EVERY) and not daemons.ended:
-            pass
-    finally:
-        daemons.stop()
-    if daemons.failure is not None:
-        raise daemons.failure
-    return daemons.code
 
 
 def session_of(settings: Settings) -> dict[str, str]:
@@ -255,3 +253,92 @@ def _is_over(spark: SparkContext) -> bool:
         return bool(jvm.isStopped())
     except Exception:  # noqa: BLE001 - no JVM answers
         return True
+
+
+# ---- room for tasks -------------------------------------------------------------------------------------------------
+
+
+WAIT_SETTING, WAIT_DEFAULT = "spark.scheduler.maxRegisteredResourcesWaitingTime", "30s"
+_LOCAL = re.compile(r"local(?:\[\s*([0-9]+|\*)\s*(?:,.*)?\])?")
+_LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*([0-9]+)\s*,\s*([0-9]+)\s*,\s*[0-9]+\s*\]")
+
+
+def slots_of(conf: Mapping[str, str]) -> int | None:
+    """Return the maximum of concurrent tasks by Spark's configuration; None if the cluster decides."""
+    master, per_task = conf.get("spark.master", ""), _number(conf.get("spark.task.cpus"), 1)
+    if local := _LOCAL.fullmatch(master):
+        cores = (os.cpu_count() or 1) if local[1] == "*" else int(local[1] or 1)
+        return cores // per_task
+    if cluster := _LOCAL_CLUSTER.fullmatch(master):
+        return int(cluster[1]) * (int(cluster[2]) // per_task)
+    most = _number(conf.get("spark.cores.max"), 0)
+    return most // per_task if most else None
+
+
+def check_configuration(conf: Mapping[str, str], daemons: int, *, beside: int = 0) -> None:
+    """Check that the cluster can run the daemons. `beside`: number of other tasks that need room. Raises: Invalid."""
+    if conf.get("spark.dynamicAllocation.enabled", "").lower() == "true":
+        raise Invalid(
+            "source.spark: daemons on Spark's executors need executors that stay, and Spark refuses their job if "
+            "spark.dynamicAllocation.enabled is true; set it to false, and set the number of executors"
+        )
+    most = slots_of(conf)
+    if most is not None and most < daemons + beside:
+        raise too_few(most, conf.get("spark.master", ""), daemons, beside)
+
+
+def too_few(slots: int, master: str, daemons: int, beside: int) -> Invalid:
+    """Return the error of a cluster with too few slots."""
+    stream = f" and {beside} for the stream" if beside else ""
+    return Invalid(
+        f"daemon.on_spark: {daemons} daemons need {daemons} slots{stream} at the same time, and Spark at {master} has "
+        f"{slots}; lower it, or give the cluster more cores (a slot is spark.task.cpus of them)"
+    )
+
+
+def slots_now(spark: SparkContext) -> int:
+    """Return the number of tasks that the registered executors can run at once. Raises: Unavailable if Spark has
+    ended."""
+    jvm: Any = spark._jsc.sc()  # noqa: SLF001 - PySpark has no public way to it
+    if jvm.isStopped():
+        standing = standing_of({"spark.master": str(spark.master)})
+        raise Unavailable(f"Spark ended; see the log of its master, and start this again{standing}")
+    return int(jvm.maxNumConcurrentTasks(jvm.resourceProfileManager().defaultResourceProfile()))
+
+
+def patience_of(spark: SparkContext) -> float:
+    """Return the seconds for which Spark waits for executors to register."""
+    jvm: Any = spark._jsc.sc()  # noqa: SLF001
+    return float(jvm.conf().getTimeAsSeconds(WAIT_SETTING, WAIT_DEFAULT))
+
+
+def wait_for_slots(
+    spark: SparkContext, daemons: int, beside: int, clock: wal.Clock, stop: threading.Event, within: float
+) -> None:
+    """Return once the cluster has room, or `stop` is set. Raises: Invalid or Unavailable after `within` seconds."""
+    ends = clock.monotonic() + within
+    while (slots := slots_now(spark)) < daemons + beside and not stop.wait(LOOK_EVERY):
+        if clock.monotonic() > ends:
+            raise too_few(slots, str(spark.master), daemons, beside) if slots else no_executor(spark, within)
+
+
+def wait_for_executors(spark: SparkContext, clock: wal.Clock, stop: threading.Event) -> None:
+    """Return once the cluster has provided an executor, or `stop` is set. Raises: Unavailable if it provides none."""
+    if spark.getConf().get("spark.dynamicAllocation.enabled", "false") == "true":
+        return  # they start with the first task
+    wait_for_slots(spark, 1, 0, clock, stop, patience_of(spark))
+
+
+def no_executor(spark: SparkContext, within: float) -> Unavailable:
+    """Return the error of a cluster that provides no executor."""
+    conf = dict(spark.getConf().getAll())
+    cores, memory = conf.get("spark.executor.cores", "all"), conf.get("spark.executor.memory", "1g")
+    return Unavailable(
+        f"Spark at {spark.master} gave no executor within {within:.0f} s; see on its page whether a worker has room "
+        f"for one of {cores} cores and {memory} beside other applications, and whether executors end because they "
+        f"cannot reach this host at {conf.get('spark.driver.host')} (spark.driver.host in [source.spark])"
+    )
+
+
+def _number(text: str | None, otherwise: int) -> int:
+    return int(text) if text and text.strip().isdecimal() and int(text) else otherwise

@@ -119,9 +119,13 @@ class _Serving:
         return answer
 
     def _serve(self, channel: TaskChannel) -> Told:
-        ports, above = self._ports()
-        host = self._hosts[self._number]
-        scheme = addresses.scheme_of(self._task.settings.daemon.tls_cert)
+        daemon, host = self._task.settings.daemon, self._hosts[self._number]
+        above = offset_of(self._hosts, self._number, daemon.workers)
+        try:
+            ports = ports_of(bound(daemon.host, host), daemon.port + above if daemon.port else 0, daemon.workers)
+        except OSError as error:
+            raise Invalid(f"daemon.host: an executor cannot listen on {host} ({error.strerror or error})") from None
+        scheme = addresses.scheme_of(daemon.tls_cert)
         own = [addresses.endpoint_of(host, port, scheme) for port in ports]
         every = [endpoint for told in self._agreed({"endpoints": own}) for endpoint in told["endpoints"]]
         daemons = daemons_of(self._task.settings, host, ports, every, above)
@@ -131,15 +135,6 @@ class _Serving:
             channel.serves(own)
 
         return {"code": Supervisor(daemons, SystemClock()).run(channel.ended, ready)}
-
-    def _ports(self) -> tuple[list[int], int]:
-        daemon, host = self._task.settings.daemon, self._hosts[self._number]
-        above = offset_of(self._hosts, self._number, daemon.workers)
-        first = daemon.port + above if daemon.port else 0
-        try:
-            return ports_of(bound(daemon.host, host), first, daemon.workers), above
-        except OSError as error:
-            raise Invalid(f"daemon.host: an executor cannot listen on {host} ({error.strerror or error})") from None
 
     def _agreed(self, said: Mapping[str, Any]) -> list[Told]:
         """Return what all tasks sent. Raises: MemWalError, the error of a task that cannot continue."""

@@ -9,7 +9,6 @@ import fcntl
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
 from memwal.flush import BaseTable
 from memwal.flush.backup.record import queries_of_backup
@@ -17,6 +16,7 @@ from memwal.flush.base.setup import Restored
 from memwal.ingest.errors import Invalid
 from memwal.ingest.settings.load import Settings
 from memwal.ingest.settings.model import is_remote, local_path
+from memwal.ingest.spark.checkpoint_files import LocalFiles, numbers
 from memwal.ingest.spark.sink.receipts import older
 
 MARKER = "memwal-table"
@@ -43,11 +43,11 @@ def refuse_old_checkpoint(settings: Settings, base: BaseTable | None) -> None:
     """
     if is_remote(settings.checkpoint):
         return
-    checkpoint = local_path(settings.checkpoint)
-    offsets, marker = checkpoint / "offsets", checkpoint / MARKER
-    if not (offsets.is_dir() and any(offsets.iterdir())):
+    files = LocalFiles(local_path(settings.checkpoint))
+    if not files.names("offsets"):
         return
-    of = marker.read_text().strip() if marker.exists() else None
+    marker = files.read(MARKER)
+    of = None if marker is None else marker.strip()
     if base is not None and of == base.table_id:
         return
     restored = None if base is None else base.restored
@@ -78,7 +78,7 @@ def _refuse_newer(settings: Settings, restored: Restored, queries: Mapping[str, 
     if done == kept and commit.exists() and commit.stat().st_mtime < restored.began - _CLOCKS:
         return
     fresh = "set sink.checkpoint to a new one, which reads the source from its start"
-    if kept in _numbers(checkpoint / "offsets"):
+    if kept in numbers(LocalFiles(checkpoint), "offsets"):
         fresh = f"remove numbers above {kept} from its offsets, above {kept - 1} from its commits; or {fresh}"
     raise Invalid(
         f"sink.checkpoint: {settings.checkpoint} is newer than the backup of which {settings.table.uri} was restored: "
@@ -90,12 +90,8 @@ def _refuse_newer(settings: Settings, restored: Restored, queries: Mapping[str, 
 def mark_checkpoint(settings: Settings, base: BaseTable) -> None:
     """Write the id of the table into the checkpoint, before Spark writes its first offset."""
     if not is_remote(settings.checkpoint):
-        checkpoint = local_path(settings.checkpoint)
-        checkpoint.mkdir(parents=True, exist_ok=True)
         # In one step: an empty marker beside offsets would belong to no table.
-        temporary = checkpoint / f".{MARKER}.part"
-        temporary.write_text(f"{base.table_id}\n")
-        temporary.replace(checkpoint / MARKER)
+        LocalFiles(local_path(settings.checkpoint)).write(MARKER, f"{base.table_id}\n")
 
 
 def refuse_set_back(settings: Settings, applied: Callable[[str], int | None]) -> None:
@@ -110,7 +106,7 @@ def refuse_set_back(settings: Settings, applied: Callable[[str], int | None]) ->
     """
     found = noted(settings)
     if found is None:
-        if not is_remote(settings.checkpoint) and _numbers(local_path(settings.checkpoint) / "offsets"):
+        if not is_remote(settings.checkpoint) and numbers(LocalFiles(local_path(settings.checkpoint)), "offsets"):
             raise Invalid(
                 f"sink.checkpoint: {settings.checkpoint} has offsets, but no file metadata with the id of its query; "
                 "restore it, or set sink.checkpoint to a new one, which reads the source from its start"
@@ -129,18 +125,12 @@ def noted(settings: Settings) -> tuple[str, int, int] | None:
     """
     if is_remote(settings.checkpoint):
         return None
-    checkpoint = local_path(settings.checkpoint)
-    try:
-        query = str(json.loads((checkpoint / "metadata").read_text())["id"])
-    except FileNotFoundError:
+    files = LocalFiles(local_path(settings.checkpoint))
+    metadata = files.read("metadata")
+    if metadata is None:
         return None
-    begun, done = (max(_numbers(checkpoint / name), default=-1) for name in ("offsets", "commits"))
-    return query, begun, done
-
-
-def _numbers(directory: Path) -> list[int]:
-    """Return the numbers of the micro-batches that Spark has noted in `directory`."""
-    return [int(file.name) for file in directory.iterdir() if file.name.isdecimal()] if directory.exists() else []
+    begun, done = (max(numbers(files, name), default=-1) for name in ("offsets", "commits"))
+    return str(json.loads(metadata)["id"]), begun, done
 
 
 @contextmanager

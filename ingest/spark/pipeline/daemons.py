@@ -21,8 +21,7 @@ from memwal.ingest.service.daemon.child import RestartingDaemon
 from memwal.ingest.service.rpc.credentials import Access
 from memwal.ingest.settings.endpoints import configured_endpoint
 from memwal.ingest.settings.load import Settings
-from memwal.ingest.spark.fleet.driver import LOOK_EVERY, SparkDaemons, session_of
-from memwal.ingest.spark.fleet.slots import check_configuration, slots_now
+from memwal.ingest.spark.fleet.driver import LOOK_EVERY, SparkDaemons, check_configuration, session_of, slots_now
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

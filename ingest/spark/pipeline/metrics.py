@@ -1,11 +1,15 @@
-"""Metrics of `memwal run`, counted on the driver: micro-batches, rows, lag behind the source, dead letters."""
+"""Metrics and figures of `memwal run`, counted from the receipts of micro-batches: rows, times, dead letters."""
 
 from __future__ import annotations
 
 import json
+import threading
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
@@ -20,17 +24,56 @@ WAITS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0,
 
 _RECENT = 60.0
 """Seconds for which the freshness of the last micro-batch counts after the source was read to its end."""
+KEPT = 100_000
+"""Number of newest acks and waiting times kept for the percentiles: a few megabytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """The counts of a run at one moment. Times in seconds; NaN if nothing was measured.
+
+    `rows`: rows of finished micro-batches. `repeated`: rows that their region had applied before. `bad`: rows that no
+    region received. `letters`: dead letters written for them.
+    `seconds`: from the start of the query to the last ack. `ack_*`: from a stream's closing message to the ack, one
+    value per region and micro-batch. `queryable_*`: from a row's landing in the source to its ack. These times are
+    known for the oldest and the newest row of a region in a micro-batch; the median uses their mean.
+    """
+
+    rows: int
+    repeated: int
+    micro_batches: int
+    batch_id: int
+    seconds: float
+    ack_p50: float
+    ack_p99: float
+    queryable_p50: float
+    queryable_max: float
+    by_region: dict[str, int]
+    bad: int = 0
+    letters: int = 0
+
+    @property
+    def rows_per_second(self) -> float:
+        """Return rows per second from the start of the query to the last ack."""
+        return self.rows / self.seconds if self.seconds > 0 else 0.0
 
 
 class RunMeter:
     """The counters of one pipeline since its start.
 
-    Thread safety. `add` from the query's thread, `progressed` and `looked` from the run's; reading from any thread.
+    Thread safety. `begin` and `add` from the query's thread, `progressed` and `looked` from the run's; reading from any
+    thread.
     """
 
     def __init__(self, clock: Clock, trigger: float = 0.0, freshness_max: float = 0.0) -> None:
         """`trigger`, `freshness_max`: the settings of [source], in seconds. `freshness_max` 0: no objective."""
         self._clock, self.trigger, self.freshness_max = clock, trigger, freshness_max
+        self._lock = threading.Lock()
+        self._began = self._last = clock.monotonic()
+        self._by_region: Counter[str] = Counter()
+        self._acks: deque[float] = deque(maxlen=KEPT)
+        # Of each region and micro-batch: the mean of its oldest and newest row, the oldest row, the number of rows.
+        self._waits: deque[tuple[float, float, int]] = deque(maxlen=KEPT)
         self.rows = self.repeated = self.micro_batches = 0
         self.bad = self.letters = 0
         self.batch_id = -1
@@ -45,8 +88,19 @@ class RunMeter:
         self._caught_up = 0.0
         self.steps: dict[str, float] = {}
 
+    def begin(self) -> None:
+        """Start the clock when the query starts or restarts. The time since the last ack does not count."""
+        with self._lock:
+            now = self._clock.monotonic()
+            self._began, self._last = self._began + now - self._last, now
+
     def add(self, receipt: BatchReceipt) -> None:
         """Count a finished micro-batch."""
+        with self._lock:
+            self._add(receipt)
+
+    def _add(self, receipt: BatchReceipt) -> None:
+        self._last = self._clock.monotonic()
         self.micro_batches += 1
         self.bad += receipt.bad
         self.letters += receipt.letters
@@ -56,6 +110,8 @@ class RunMeter:
             self.rows += region.rows
             self.repeated += 0 if region.applied else region.rows
             self.ack_seconds.observe(region.ack_seconds)
+            self._by_region[region.region] += region.rows
+            self._acks.append(region.ack_seconds)
             self.finished_at = max(self.finished_at, region.acked_at)
             if region.landed_first is not None:
                 waits.append(max(0.0, region.acked_at - region.landed_first))
@@ -64,9 +120,33 @@ class RunMeter:
                 if region.region not in self.queryable:  # a new dict, because a scrape may iterate over the old one
                     self.queryable = {**self.queryable, region.region: Histogram(WAITS)}
                 self.queryable[region.region].spread(newest, waits[-1], region.rows)
+                self._waits.append(((waits[-1] + newest) / 2, waits[-1], region.rows))
         self._last_lag = max(waits, default=0.0)
         self._finished = self._clock.now()
         self._landed = max(landed, default=self._finished)
+
+    def figures(self) -> Figures:
+        """Return the current counts."""
+        with self._lock:
+            waits = np.array(list(self._waits) or [(np.nan, np.nan, 1)])
+            acks = np.array(list(self._acks) or [np.nan])
+            # The median of the rows: the smallest wait with at least half of the rows at or below it.
+            ordered = waits[np.argsort(waits[:, 0])]
+            covered = np.cumsum(ordered[:, 2])
+            return Figures(
+                rows=self.rows,
+                repeated=self.repeated,
+                micro_batches=self.micro_batches,
+                batch_id=self.batch_id,
+                seconds=self._last - self._began,
+                ack_p50=float(np.percentile(acks, 50)),
+                ack_p99=float(np.percentile(acks, 99)),
+                queryable_p50=float(ordered[np.searchsorted(covered, covered[-1] / 2), 0]),
+                queryable_max=float(waits[:, 1].max()),
+                by_region=dict(self._by_region),
+                bad=self.bad,
+                letters=self.letters,
+            )
 
     @property
     def lag_seconds(self) -> float:

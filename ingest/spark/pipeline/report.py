@@ -17,7 +17,7 @@ from rich.text import Text
 
 from memwal.ingest.engine.api.results import python_rows, python_values
 from memwal.ingest.service.client.remote import RemoteTable
-from memwal.ingest.spark.pipeline.figures import Figures
+from memwal.ingest.spark.pipeline.metrics import Figures
 from memwal.memtable import IndexSpec
 from memwal.wal import Clock
 
@@ -38,7 +38,28 @@ def print_report(
         began = clock.monotonic()
         found = query.ask()
         seconds = clock.monotonic() - began
-        _print_query(console, query, found, seconds)
+        count = f"{found.num_rows:,} row{'' if found.num_rows == 1 else 's'}"
+        title = f"[bold]{query.name}[/]  {escape(query.words)}  [dim]{count}, {seconds * 1e3:.1f} ms[/]"
+        console.print(title, soft_wrap=True, highlight=False)
+        shown = Table(box=None, header_style="dim", padding=(0, 1), width=min(_WIDTH, console.width))
+        head = found.slice(0, ROWS_SHOWN)
+        # The column with the longest texts gets the width that the other columns leave.
+        lengths = {name: sum(len(str(value)) for value in python_values(head[name])) for name in head.column_names}
+        widest = max(lengths, key=lambda name: lengths[name], default="")
+        for field in found.schema:
+            number = pa.types.is_integer(field.type) or pa.types.is_floating(field.type)
+            shown.add_column(
+                field.name,
+                no_wrap=True,
+                overflow="ellipsis",
+                justify="right" if number else "left",
+                ratio=1 if field.name == widest else None,
+                max_width=None if field.name == widest else _NARROW,
+            )
+        for row in python_rows(head):
+            shown.add_row(*(_cell(value) for value in row.values()))
+        console.print(shown)
+        console.print()
 
 
 # ---- figures -------------------------------------------------------------------------------------------------------
@@ -111,14 +132,18 @@ def queries(table: RemoteTable, indexes: Sequence[IndexSpec]) -> list[Query]:
     rows = table.scan(limit=_SAMPLE).read_all()
     if not rows.num_rows:
         return []
-    found = [_by_key(table, python_rows(rows.slice(0, 1))[0], indexes)] if table.key else []
-    makers = {"btree": _by_filter, "ivf_pq": _by_vector, "fts": _by_text}
-    for kind, make in makers.items():
-        columns = [index.column for index in indexes if index.kind == kind]
-        filled = [row for row in python_rows(rows) if columns and row[columns[0]] is not None]
-        if filled:
-            found += make(table, filled[len(filled) // 2], columns[0], shown_columns(table, indexes))
-    return found
+    found, columns = list[Query | None](), shown_columns(table, indexes)
+    if table.key:
+        first = python_rows(rows.slice(0, 1))[0]
+        key = {name: first[name] for name in table.key}
+        words = ", ".join(f"{name} = {_literal(value)}" for name, value in key.items())
+        found.append(Query("by key", words, lambda: table.get([key], columns)))
+    for kind in ("btree", "ivf_pq", "fts"):
+        column = next((index.column for index in indexes if index.kind == kind), None)
+        filled = [row for row in python_rows(rows) if column is not None and row[column] is not None]
+        if column is not None and filled:
+            found.append(_on_index(table, kind, column, filled[len(filled) // 2], columns))
+    return [query for query in found if query is not None]
 
 
 def shown_columns(table: RemoteTable, indexes: Sequence[IndexSpec]) -> list[str]:
@@ -135,63 +160,22 @@ def _printable(kind: pa.DataType) -> bool:
     return not (pa.types.is_nested(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
-def _by_key(table: RemoteTable, row: dict[str, Any], indexes: Sequence[IndexSpec]) -> Query:
-    key = {name: row[name] for name in table.key}
-    words = ", ".join(f"{name} = {_literal(value)}" for name, value in key.items())
-    columns = shown_columns(table, indexes)
-    return Query("by key", words, lambda: table.get([key], columns))
-
-
-def _by_filter(table: RemoteTable, row: dict[str, Any], column: str, columns: list[str]) -> list[Query]:
-    condition = f"{column} >= {_literal(row[column])}"
-    return [Query("by filter", condition, lambda: table.scan(columns, condition).read_all())]
-
-
-def _by_vector(table: RemoteTable, row: dict[str, Any], column: str, columns: list[str]) -> list[Query]:
-    words = f"{column} near that of {_literal(row[table.key[0]]) if table.key else 'one of the rows'}"
-    return [Query("by vector", words, lambda: table.search(column, row[column], ROWS_SHOWN, columns=columns))]
-
-
-def _by_text(table: RemoteTable, row: dict[str, Any], column: str, columns: list[str]) -> list[Query]:
-    words = " ".join(sorted(dict.fromkeys(_WORD.findall(row[column].lower())), key=len, reverse=True)[:2])
-    if not words:
-        return []
-    return [
-        Query("by text", f"{column} matches '{words}'", lambda: table.match(column, words, ROWS_SHOWN, columns=columns))
-    ]
+def _on_index(table: RemoteTable, kind: str, column: str, row: dict[str, Any], columns: list[str]) -> Query | None:
+    """Return a query by the index of `column`, with the value of a stored row; None if the value has no words."""
+    value = row[column]
+    if kind == "btree":
+        condition = f"{column} >= {_literal(value)}"
+        return Query("by filter", condition, lambda: table.scan(columns, condition).read_all())
+    if kind == "ivf_pq":
+        near = f"{column} near that of {_literal(row[table.key[0]]) if table.key else 'one of the rows'}"
+        return Query("by vector", near, lambda: table.search(column, value, ROWS_SHOWN, columns=columns))
+    words = " ".join(sorted(dict.fromkeys(_WORD.findall(value.lower())), key=len, reverse=True)[:2])
+    matches = f"{column} matches '{words}'"
+    return Query("by text", matches, lambda: table.match(column, words, ROWS_SHOWN, columns=columns)) if words else None
 
 
 def _literal(value: object) -> str:
     return str(value) if isinstance(value, int | float) else "'" + str(value).replace("'", "''") + "'"
-
-
-def _print_query(console: Console, query: Query, found: pa.Table, seconds: float) -> None:
-    count = f"{found.num_rows:,} row{'' if found.num_rows == 1 else 's'}"
-    title = f"[bold]{query.name}[/]  {escape(query.words)}  [dim]{count}, {seconds * 1e3:.1f} ms[/]"
-    console.print(title, soft_wrap=True, highlight=False)
-    shown = Table(box=None, header_style="dim", padding=(0, 1), width=min(_WIDTH, console.width))
-    head = found.slice(0, ROWS_SHOWN)
-    widest = _widest(head)
-    for field in found.schema:
-        number = pa.types.is_integer(field.type) or pa.types.is_floating(field.type)
-        shown.add_column(
-            field.name,
-            no_wrap=True,
-            overflow="ellipsis",
-            justify="right" if number else "left",
-            ratio=1 if field.name == widest else None,
-            max_width=None if field.name == widest else _NARROW,
-        )
-    for row in python_rows(head):
-        shown.add_row(*(_cell(value) for value in row.values()))
-    console.print(shown)
-    console.print()
-
-
-def _widest(found: pa.Table) -> str:
-    """Return the column with the longest texts; it gets the width that the other columns leave."""
-    lengths = {name: sum(len(str(value)) for value in python_values(found[name])) for name in found.column_names}
-    return max(lengths, key=lambda name: lengths[name], default="")
 
 
 def _cell(value: object) -> str:

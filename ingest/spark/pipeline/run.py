@@ -23,13 +23,12 @@ from memwal.ingest.service.rpc.guard import Guard
 from memwal.ingest.settings.load import Settings
 from memwal.ingest.settings.model import is_remote
 from memwal.ingest.settings.sections import KAFKA
-from memwal.ingest.spark.fleet.slots import wait_for_executors
+from memwal.ingest.spark.fleet.driver import wait_for_executors
 from memwal.ingest.spark.pipeline.checkpoint import locked
 from memwal.ingest.spark.pipeline.checks import check
 from memwal.ingest.spark.pipeline.daemons import Owner, check_room, owner_of
-from memwal.ingest.spark.pipeline.figures import RunStats
 from memwal.ingest.spark.pipeline.metrics import RunMeter
-from memwal.ingest.spark.pipeline.pages import RunPages
+from memwal.ingest.spark.pipeline.pages import RunPages, RunSource
 from memwal.ingest.spark.pipeline.pausing import refuse_paused
 from memwal.ingest.spark.pipeline.screen import Screen
 from memwal.ingest.spark.pipeline.stream import PipelineStream
@@ -69,8 +68,7 @@ def run(pipelines: Mapping[str, Settings], *, once: bool, console: Console, note
     with ExitStack() as stack:
         stop = stack.enter_context(stop_signals())
         pages = [
-            RunPages(Scrape(), _meter(settings, clock, once=once), RunStats(clock), settings.table.uri)
-            for settings in every
+            RunPages(Scrape(), _meter(settings, clock, once=once), settings.table.uri, clock) for settings in every
         ]
         for number, (settings, shown) in enumerate(zip(every, pages, strict=True)):
             stack.enter_context(_http(settings, shown, console, storage=number == 0))
@@ -126,7 +124,7 @@ def _report(runs: Sequence[PipelineStream], sources: Sequence[str], console: Con
 
 def _stopped(pages: Sequence[RunPages]) -> str:
     """Return the last line of a run that was ended by a signal."""
-    rows = sum(each.stats.figures().rows for each in pages)
+    rows = sum(each.meter.rows for each in pages)
     return f"stopped after {rows:,} rows of finished micro-batches, all durable; the same command continues from here"
 
 
@@ -152,7 +150,6 @@ def _http(settings: Settings, pages: RunPages, console: Console, *, storage: boo
     from memwal.ingest.service.ops.live import Live
     from memwal.ingest.service.ops.metrics import RefusedCollector
     from memwal.ingest.service.ops.storage import StorageCollector
-    from memwal.ingest.spark.pipeline.live import RunSource
 
     if storage:
         pages.scrape.add(StorageCollector(settings.cost))

@@ -13,7 +13,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from memwal.ingest.spark.pipeline.figures import Figures
+from memwal.ingest.spark.pipeline.metrics import Figures
 from memwal.wal import Clock
 
 _PER_SECOND = 4
@@ -97,10 +97,11 @@ class Progress:
         if figures.batch_id > self._printed_batch:
             self._printed_batch = figures.batch_id
             bad = f"{figures.bad:,} bad, " if figures.bad else ""
+            queued = sum(int(region["memtable_rows"]) for region in self._status.get("regions", []))
             self._screen.line(
                 self._table,
                 f"micro-batch {figures.batch_id}: {figures.rows:,} rows in, {bad}"
-                f"{figures.rows_per_second:,.0f} rows/s, {_queued(self._status):,} in memtables, "
+                f"{figures.rows_per_second:,.0f} rows/s, {queued:,} in memtables, "
                 f"base version {self._status.get('base_version', '-')}",
             )
         self._screen.refresh()
@@ -111,23 +112,28 @@ class Progress:
         phase = f"{self._phase}: {self._note}" if self._note else self._phase
         title = f"[bold]{escape(self._table)}[/]  {escape(phase)}  [dim]{seconds // 60}:{seconds % 60:02d}[/]"
         head = Spinner("dots", Text.from_markup(title))
-        return (
-            head
-            if self._figures is None
-            else Group(head, _totals(self._figures, self._files, self._status), self._regions())
-        )
+        if (figures := self._figures) is None:
+            return head
+        parts = [
+            f"{figures.rows:,} rows in",
+            f"{figures.rows_per_second:,.0f}/s",
+            f"batch {max(0, figures.batch_id)}",
+            f"{figures.bad:,} bad" if figures.bad else "",
+            f"file {self._files}" if self._files else "",
+            f"base v{self._status['base_version']}: {self._status['rows']:,}" if self._status else "",
+        ]
+        return Group(head, Text("  " + " · ".join(filter(None, parts))), self._regions(figures))
 
-    def _regions(self) -> Table:
+    def _regions(self, figures: Figures) -> Table:
         table = Table(box=None, padding=(0, 1), header_style="dim", show_edge=False)
         table.add_column("region")
         for name in ("rows in", "memtable rows", "WAL position", "SSTs", "generation"):
             table.add_column(name, justify="right")
-        counted = self._figures.by_region if self._figures is not None else {}
         regions = self._status.get("regions", [])
         for region in regions[:_REGIONS_SHOWN]:
             table.add_row(
                 f"{region['bucket']}  {region['id'][:8]}",
-                f"{counted.get(region['id'], 0):,}",
+                f"{figures.by_region.get(region['id'], 0):,}",
                 f"{region['memtable_rows']:,}",
                 f"{region['wal_position']:,}",
                 f"{len(region['ssts']):,}",
@@ -136,22 +142,3 @@ class Progress:
         if len(regions) > _REGIONS_SHOWN:
             table.add_row(f"{len(regions) - _REGIONS_SHOWN} more", "", "", "", "", "")
         return table
-
-
-def _totals(figures: Figures, files: str, status: dict[str, Any]) -> Text:
-    parts = [
-        f"{figures.rows:,} rows in",
-        f"{figures.rows_per_second:,.0f}/s",
-        f"batch {max(0, figures.batch_id)}",
-    ]
-    if figures.bad:
-        parts.append(f"{figures.bad:,} bad")
-    if files:
-        parts.append(f"file {files}")
-    if status:
-        parts.append(f"base v{status['base_version']}: {status['rows']:,}")
-    return Text("  " + " · ".join(parts))
-
-
-def _queued(status: dict[str, Any]) -> int:
-    return sum(int(region["memtable_rows"]) for region in status.get("regions", []))

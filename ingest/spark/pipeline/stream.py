@@ -35,12 +35,13 @@ from memwal.ingest.spark.pipeline.pages import RunPages
 from memwal.ingest.spark.pipeline.pausing import Pausing
 from memwal.ingest.spark.pipeline.report import print_report
 from memwal.ingest.spark.pipeline.screen import Progress
+from memwal.ingest.spark.reading import SourceRows
 from memwal.ingest.spark.sink.foreach_batch import MemWalSink
-from memwal.ingest.spark.source.csv_header import ByHeader, has_header
 from memwal.ingest.spark.source.feed import Feed
+from memwal.ingest.spark.source.files import has_header
 from memwal.ingest.spark.source.kafka.stream import read_kafka, topic_guard
 from memwal.ingest.spark.source.kafka.topics import TopicGuard
-from memwal.ingest.spark.source.stream import SourceRows, read_stream
+from memwal.ingest.spark.source.stream import ByHeader, read_stream
 from memwal.wal import Clock
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ class PipelineStream:
 
     def report(self, console: Console) -> None:
         """Print the report of the pipeline."""
-        print_report(console, self._owner.table, self._base.indexes, self._pages.stats.figures(), self._clock)
+        print_report(console, self._owner.table, self._base.indexes, self._pages.meter.figures(), self._clock)
 
     def stop(self) -> None:
         """Stop the feed and the query, if they still run."""
@@ -219,7 +220,7 @@ class PipelineStream:
             refuse_set_back(self._settings, lambda query: self._owner.table.applied(query).newest)
             mark_checkpoint(self._settings, self._base)
             self._check_replay()
-            self._pages.stats.begin()
+            self._pages.meter.begin()
             query = writer.start()
         except Exception as error:
             raise of_spark(error) from error
@@ -311,4 +312,4 @@ class PipelineStream:
         except MemWalError as error:
             self._pages.health.hold("no_daemon", str(error))
         files = "" if self._feed is None else f"{self._feed.landed}/{self._feed.files}"
-        self._progress.show(self._pages.stats.figures(), status, files)
+        self._progress.show(self._pages.meter.figures(), status, files)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from memwal.flush import BaseTable
 from memwal.ingest import tracing
 from memwal.ingest.caller import Caller
-from memwal.ingest.engine.api.missing import SETTING, CallersColumns, choices, missing_rule
+from memwal.ingest.engine.api.missing import SETTING
 from memwal.ingest.engine.table.owner_notes import NotesFinder, by_notes
 from memwal.ingest.errors import NOT_OWNER, RESIZED, Invalid, MemWalError, Unavailable
 from memwal.ingest.service.client.retry import Attempts
@@ -31,29 +31,18 @@ from memwal.ingest.service.rpc.credentials import Access
 from memwal.ingest.settings.endpoints import configured_endpoint
 from memwal.ingest.settings.load import Settings, load
 from memwal.ingest.settings.model import with_absolute_paths
-from memwal.ingest.spark.dlq.bad_rows import BadRate, BadRow
-from memwal.ingest.spark.dlq.letters import Place, Rules, given, refused_in
+from memwal.ingest.spark.dlq.bad_rows import BadRate, BadRow, Place, Rules, given_before, refused_in
 from memwal.ingest.spark.dlq.table import DeadLetters
 from memwal.ingest.spark.errors import of_spark
-from memwal.ingest.spark.reading import MOST_ROWS, READ_AGAIN, WITHOUT_READING, rows_read
+from memwal.ingest.spark.reading import MOST_ROWS, READ_AGAIN, WITHOUT_READING, SmallReader, SourceGuard, rows_read
 from memwal.ingest.spark.schema import spark_type
 from memwal.ingest.spark.session import use_own_python
-from memwal.ingest.spark.sink.prepared import PreparedTask, fits_one_task, places
 from memwal.ingest.spark.sink.receipts import BatchReceipt, added_by, receipt_of, receipt_schema, refuse_older
 from memwal.ingest.spark.sink.route import RouteTask
-from memwal.ingest.spark.sink.send import SendTask, required_of
-from memwal.ingest.spark.sink.small import MOST_BYTES, PATHS_NEEDED, TOO_MANY, OneTask
-from memwal.ingest.spark.source.columns import (
-    ADDED,
-    BUCKET,
-    LETTER,
-    LETTER_TYPE,
-    NOT_SHUFFLED,
-    PLACE,
-    ROW,
-    of_table,
-)
-from memwal.ingest.spark.source.stream import SmallReader, SourceGuard
+from memwal.ingest.spark.sink.send import SendTask, nulls_of
+from memwal.ingest.spark.sink.small import MOST_BYTES, PATHS_NEEDED, TOO_MANY, OneTask, PreparedTask, fits_one_task
+from memwal.ingest.spark.source import columns as col
+from memwal.ingest.spark.source.columns import places
 from memwal.wal import SystemClock, SystemIds
 from memwal.wal.panics import panics_as_errors
 
@@ -148,9 +137,8 @@ class MemWalSink:
     def expect_columns(self, columns: Sequence[str]) -> None:
         """Raise Invalid if `columns` lack columns of the table, and `sink.missing` does not decide their values."""
         base = self._table()
-        rule = missing_rule(self._settings.sink.missing or None, base.key, base.rules.upsert)
-        of = (of_table(columns), base.schema, base.key, required_of(columns, base.required), rule)
-        CallersColumns(self._known).nulls(*of, remedy=choices(SETTING))
+        of = (columns, base.schema, base.key, base.required, base.rules.upsert)
+        nulls_of(*of, known=self._known, missing=self._settings.sink.missing or None, form=SETTING)
 
     def warm_up(self, spark: SparkSession) -> None:
         """Start Spark's Python workers and let them open the table, to save this time in the first micro-batch."""
@@ -244,7 +232,7 @@ class MemWalSink:
             return replace(send, letters=replace(send.letters, mode=mode)), {}
         options = self._settings.storage_options(os.environ)
         letters = DeadLetters.find(self._settings.dead_letters, options, self._clock)
-        return send, given(letters, send.producer, send.sequence)
+        return send, given_before(letters, send.producer, send.sequence)
 
     def _by_driver(self, frame: DataFrame, send: SendTask) -> list[dict[str, Any]] | None:
         """Return the receipts of a micro-batch that this process reads, validates and sends.
@@ -257,9 +245,8 @@ class MemWalSink:
         task = OneTask(self._route(), send, tuple(self._settings.source.order_by), MOST_BYTES)
         rows = self.small(frame) if not task.order_by or fits_one_task(frame.schema, task) else None
         if rows is None:
-            self._by_jobs = (
-                0 if self._last is None else BY_JOBS_FOR
-            )  # the first micro-batch may be an accumulated backlog
+            # The first micro-batch may be an accumulated backlog.
+            self._by_jobs = 0 if self._last is None else BY_JOBS_FOR
             return None
         if self.guard is not None:
             self.guard.check()
@@ -282,34 +269,25 @@ class MemWalSink:
             return None
         task = OneTask(self._route(), send, tuple(self._settings.source.order_by), MOST_BYTES)
         schema = frame.schema
+        rows: list[dict[str, Any]] | None = None
         if not fits_one_task(schema, task):
             return None
-        if self.guard is None:
-            rows = self._without_paths(frame, schema, task)
-            if rows is None:
-                rows = self._taken(frame, schema, task)
-        else:
+        if self.guard is not None:
             with self._checked(frame.repartition(1)) as read:
                 rows = self._taken(read, schema, task)
+        else:
+            self._with_paths = max(0, self._with_paths - 1)
+            if not self._with_paths and set(col.PLACE) <= set(schema.names) and self._last >= WITHOUT_PATHS_FROM:
+                rows = self._taken(frame, schema, replace(task, without_paths=True))
+                # A source that needed paths once will probably need them again.
+                if any(row["said"] == PATHS_NEEDED for row in rows):
+                    self._with_paths, rows = WITH_PATHS_FOR, None
+            if rows is None:
+                rows = self._taken(frame, schema, task)
         if any(row["said"] == TOO_MANY for row in rows):
             self._too_many = True
             return None
         return rows
-
-    def _without_paths(self, frame: DataFrame, schema: StructType, task: OneTask) -> list[dict[str, Any]] | None:
-        """As `_taken`, for rows without the paths of their files.
-
-        None if paths are needed, or if few rows are expected. A source that needed paths once will probably need them
-        again, so the next micro-batches have paths from the start.
-        """
-        self._with_paths = max(0, self._with_paths - 1)
-        if self._with_paths or not set(PLACE) <= set(schema.names) or (self._last or 0) < WITHOUT_PATHS_FROM:
-            return None
-        rows = self._taken(frame, schema, replace(task, without_paths=True))
-        if not any(row["said"] == PATHS_NEEDED for row in rows):
-            return rows
-        self._with_paths = WITH_PATHS_FOR
-        return None
 
     def _taken(self, frame: DataFrame, schema: StructType, task: OneTask) -> list[dict[str, Any]]:
         """Return the receipts of the single task that processes all rows."""
@@ -329,7 +307,7 @@ class MemWalSink:
             if refused:
                 # The dead letters must be durable before any region applies the micro-batch without these rows:
                 # afterwards no region refuses them, and a replay would not know them.
-                letters = added_by(_collected(rows.where(f"{BUCKET} < 0"), send))
+                letters = added_by(_collected(rows.where(f"{col.BUCKET} < 0"), send))
             return _collected(rows, send), letters
 
     @contextmanager
@@ -356,12 +334,11 @@ class MemWalSink:
         rate = self._bad_rate.with_more(receipt.rows + receipt.bad, receipt.bad)
         if rate is None:
             return
+        kept = "they are left out"
         if self._settings.dlq.mode == "table":
+            kept = f"they are in {self._settings.dead_letters}"
             told = {each.region for each in receipt.regions}
             send.note(region for region in send.regions if str(region) not in told)
-        kept = (
-            f"they are in {self._settings.dead_letters}" if self._settings.dlq.mode == "table" else "they are left out"
-        )
         raise Invalid(
             f"{rate}, more than dlq.max_bad_percent = {self._settings.dlq.max_bad_percent}; {kept}; most frequent "
             f"reasons: {receipt.reasons or 'see memwal dlq list'}; correct the source, or raise dlq.max_bad_percent",
@@ -424,20 +401,20 @@ def routed_frame(frame: DataFrame, route: RouteTask, most: int, order_by: Sequen
     from pyspark.sql.types import IntegerType, LongType, StructField, StructType
 
     if not places(frame.columns):
-        frame = frame.withColumn(PLACE[2], functions.spark_partition_id().cast("long"))
-    kinds = zip(ADDED, (LongType(), IntegerType()), strict=True)
+        frame = frame.withColumn(col.PLACE[2], functions.spark_partition_id().cast("long"))
+    kinds = zip(col.ADDED, (LongType(), IntegerType()), strict=True)
     added = [StructField(name, kind, True) for name, kind in kinds]
     if route.letters != "fail":
-        added.append(StructField(LETTER, spark_type(LETTER_TYPE), True))
+        added.append(StructField(col.LETTER, spark_type(col.LETTER_TYPE), True))
     passing = [
-        StructField(each.name, each.dataType, True) for each in frame.schema.fields if each.name not in NOT_SHUFFLED
+        StructField(each.name, each.dataType, True) for each in frame.schema.fields if each.name not in col.NOT_SHUFFLED
     ]
     routed = frame.mapInArrow(route, StructType([*passing, *added]))
     tasks = min(most, int(frame.sparkSession.conf.get("spark.sql.shuffle.partitions") or most))
-    by_region = functions.pmod(functions.col(BUCKET), functions.lit(tasks))
+    by_region = functions.pmod(functions.col(col.BUCKET), functions.lit(tasks))
     place = places(frame.columns)
     placed = routed.repartitionById(tasks, by_region)
-    return placed.sortWithinPartitions(BUCKET, *(f"`{name}`" for name in order_by), *place, ROW)
+    return placed.sortWithinPartitions(col.BUCKET, *(f"`{name}`" for name in order_by), *place, col.ROW)
 
 
 def _collected(frame: DataFrame, task: SendTask) -> list[dict[str, Any]]:

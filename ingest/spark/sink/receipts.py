@@ -36,7 +36,7 @@ Times are in unix seconds; `landed_*` is null if the source has no files.
 
 Two other kinds of rows are not the ack of a region. (1) `letters` is not null: a summary of bad rows. `rows` is their
 number, `letters` the number of newly written dead letters, `said` the most frequent reasons. (2) Only `said` is set:
-rows that the region refused, encoded by `letters.Refusals`; the region has applied nothing.
+rows that the region refused, encoded by `bad_rows.Refusals`; the region has applied nothing.
 """
 
 

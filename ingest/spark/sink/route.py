@@ -13,20 +13,19 @@ import pyarrow.compute as pc
 
 from memwal.ingest.errors import Invalid
 from memwal.ingest.service.client.target import Target, opened, reopened
-from memwal.ingest.spark.dlq.bad_rows import BadRow, conformed_to, read_again, unfit_of
-from memwal.ingest.spark.dlq.letters import Mode, Place, letter_column, place_of, rows_at
-from memwal.ingest.spark.source.columns import (
-    BLOCK,
-    BUCKET,
-    FILE,
-    LETTER,
-    NO_REGION,
-    NOT_SHUFFLED,
-    ROW,
-    TOPIC,
-    of_table,
-    runs,
+from memwal.ingest.spark.dlq.bad_rows import (
+    BadRow,
+    Mode,
+    Place,
+    conformed_to,
+    letter_column,
+    place_of,
+    read_again,
+    rows_at,
+    unfit_of,
 )
+from memwal.ingest.spark.source import columns as col
+from memwal.ingest.spark.source.columns import of_table, runs
 from memwal.ingest.spark.source.whole_input import with_counts
 from memwal.ingest.spark.task import task_edge
 from memwal.memtable import InvalidRows
@@ -75,7 +74,14 @@ class RouteTask:
                 others = np.setdiff1d(np.arange(batch.num_rows), list(refused))
                 batch, numbers = batch.take(pa.array(others)), numbers[others]
             batch, bad = read_again(batch, target.base.schema)
-            return self._all_or_none(batch, numbers, bad, target)
+            for row, why in sorted(bad.items())[:1]:
+                what = "; correct the file, or set dlq.mode" if col.FILE in batch.schema.names else ""
+                raise Invalid(f"{why.reason}{_where(batch, numbers, row)}{what}", {"stage": why.stage})
+            try:
+                conformed = conformed_to(target, batch)
+            except InvalidRows as error:
+                raise Invalid(f"{error}{_where(batch, numbers, error.row)}", {"column": error.column}) from error
+            return _with_places(batch, numbers, pa.array(target.base.route(conformed), pa.int32()))
         batch, bad = read_again(batch, target.base.schema)
         bad |= refused
         rest = np.setdiff1d(np.arange(batch.num_rows), list(bad)) if bad else None
@@ -86,7 +92,7 @@ class RouteTask:
         good[list(bad)] = False
         if conformed is None:
             conformed = conformed_to(target, batch.filter(pa.array(good)))
-        buckets = np.full(batch.num_rows, NO_REGION, dtype=np.int32)
+        buckets = np.full(batch.num_rows, col.NO_REGION, dtype=np.int32)
         buckets[good] = target.base.route(conformed)
         return self._sorted_out(batch, numbers, bad, buckets)
 
@@ -95,19 +101,6 @@ class RouteTask:
         if not set(columns) <= set(target.base.schema.names):
             target = reopened(target, self.uri, self.options, self.routing)
         return target
-
-    @staticmethod
-    def _all_or_none(
-        batch: pa.RecordBatch, numbers: npt.NDArray[np.int64], bad: Mapping[int, BadRow], target: Target
-    ) -> pa.RecordBatch:
-        for row, why in sorted(bad.items())[:1]:
-            what = "; correct the file, or set dlq.mode" if FILE in batch.schema.names else ""
-            raise Invalid(f"{why.reason}{_where(batch, numbers, row)}{what}", {"stage": why.stage})
-        try:
-            conformed = conformed_to(target, batch)
-        except InvalidRows as error:
-            raise Invalid(f"{error}{_where(batch, numbers, error.row)}", {"column": error.column}) from error
-        return _with_places(batch, numbers, pa.array(target.base.route(conformed), pa.int32()))
 
     def _sorted_out(
         self,
@@ -118,17 +111,17 @@ class RouteTask:
     ) -> pa.RecordBatch:
         """Return all rows in order: good rows with their region, bad rows without values but with their dead letter."""
         letter = letter_column(batch, bad, of_table(batch.schema.names), raw=self.letters == "table")
-        good = pa.array(buckets != NO_REGION)
+        good = pa.array(buckets != col.NO_REGION)
         for name in of_table(batch.schema.names) if bad else ():
             at = batch.schema.get_field_index(name)
             kept = pc.if_else(good, batch[name], pa.scalar(None, batch[name].type))
             batch = batch.set_column(at, batch.schema.field(at).with_nullable(True), kept)
-        return _with_places(batch, numbers, pa.array(buckets)).append_column(LETTER, letter)
+        return _with_places(batch, numbers, pa.array(buckets)).append_column(col.LETTER, letter)
 
 
 def _with_places(batch: pa.RecordBatch, numbers: npt.NDArray[np.int64], buckets: pa.Array) -> pa.RecordBatch:
-    beside = [name for name in NOT_SHUFFLED if name in batch.schema.names]
-    return batch.drop_columns(beside).append_column(ROW, pa.array(numbers)).append_column(BUCKET, buckets)
+    beside = [name for name in col.NOT_SHUFFLED if name in batch.schema.names]
+    return batch.drop_columns(beside).append_column(col.ROW, pa.array(numbers)).append_column(col.BUCKET, buckets)
 
 
 class RowNumbers:
@@ -147,8 +140,8 @@ class RowNumbers:
         numbers = np.empty(batch.num_rows, dtype=np.int64)
         for start, end in self._parts(batch):
             part = (
-                (batch[FILE][start].as_py(), batch[BLOCK][start].as_py())
-                if FILE in batch.schema.names
+                (batch[col.FILE][start].as_py(), batch[col.BLOCK][start].as_py())
+                if col.FILE in batch.schema.names
                 else (None, None)
             )
             first = self._next if part == self._part else 0
@@ -160,21 +153,21 @@ class RowNumbers:
     def _parts(batch: pa.RecordBatch) -> Sequence[tuple[int, int]]:
         if not batch.num_rows:
             return ()
-        if FILE not in batch.schema.names:
+        if col.FILE not in batch.schema.names:
             return ((0, batch.num_rows),)
-        files = batch[FILE].dictionary_encode().indices.to_numpy()
-        return runs(files, batch[BLOCK].to_numpy())
+        files = batch[col.FILE].dictionary_encode().indices.to_numpy()
+        return runs(files, batch[col.BLOCK].to_numpy())
 
 
 def _where(batch: pa.RecordBatch, numbers: npt.NDArray[np.int64], row: int | None) -> str:
     """Return the place of a refused row for the end of its message: its number in the file, not in the batch."""
     if row is None:
         return ""
-    if TOPIC in batch.schema.names and batch[TOPIC][row].is_valid:
+    if col.TOPIC in batch.schema.names and batch[col.TOPIC][row].is_valid:
         topic, partition, offset = place_of(batch, row, 0)
         return f" (offset {offset} of partition {partition} of topic {topic})"
-    if FILE not in batch.schema.names:
-        of = f" of Spark partition {batch[BLOCK][row].as_py()}" if BLOCK in batch.schema.names else ""
+    if col.FILE not in batch.schema.names:
+        of = f" of Spark partition {batch[col.BLOCK][row].as_py()}" if col.BLOCK in batch.schema.names else ""
         return f" (row {int(numbers[row])}{of}, counted from 0)" if of else ""
-    name = PurePosixPath(str(batch[FILE][row].as_py())).name
+    name = PurePosixPath(str(batch[col.FILE][row].as_py())).name
     return f" (row {int(numbers[row])} of {name}, counted from 0)"

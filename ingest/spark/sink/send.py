@@ -24,28 +24,23 @@ import pyarrow.compute as pc
 from memwal.ingest import tracing
 from memwal.ingest.caller import carried
 from memwal.ingest.engine.api.missing import SETTING, CallersColumns, Missing, choices, missing_rule
-from memwal.ingest.engine.api.tokens import Applied, StreamReceipt, Token
+from memwal.ingest.engine.api.tokens import Applied, Token
 from memwal.ingest.engine.table.owner_notes import NotesFinder
 from memwal.ingest.errors import Invalid
 from memwal.ingest.service.client.remote import IN_FLIGHT_MAX, RemoteTable
 from memwal.ingest.service.client.stream import RegionStream
 from memwal.ingest.service.rpc.credentials import Access
-from memwal.ingest.spark.dlq.letters import FAIL, DeadLetterWriter, Refusals, Rules
+from memwal.ingest.spark.dlq.bad_rows import FAIL, Refusals, Rules, write_letters
 from memwal.ingest.spark.sink.receipts import RECEIPT, without_ack
-from memwal.ingest.spark.source.columns import (
-    DELETE,
-    LANDED,
-    NO_REGION,
-    ROW,
-    of_table,
-    rows_and_deletes,
-)
+from memwal.ingest.spark.source.columns import DELETE, LANDED, NO_REGION, of_table, rows_and_deletes
 from memwal.ingest.spark.source.whole_input import RegionRows, by_region
 from memwal.ingest.spark.task import task_edge
 from memwal.memtable import TOMBSTONE, row_schema, with_tombstone
 from memwal.wal import Clock, SystemClock
 
 _MICROS = 1e6
+_OF_ANSWER = ("region", "rows", "applied", "position", "ack_seconds", "skipped", "newest")
+"""Fields of a receipt that the owner returns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +88,8 @@ class SendTask:
         """As a call, but raises errors unchanged: errors that the owner returns, Unavailable, UnknownOutcome."""
         first = next(regions, None)
         if first is not None and first.bucket == NO_REGION:
-            written = DeadLetterWriter(self.letters, ROW, self.producer, self.sequence).take(first)
-            told = {"rows": written.rows, "letters": written.added, "said": written.reasons}
-            yield without_ack(SystemClock().now(), **told)
+            rows, added, said = write_letters(self.letters, self.producer, self.sequence, first)
+            yield without_ack(SystemClock().now(), rows=rows, letters=added, said=said)
             first = next(regions, None)
         if first is None:
             return
@@ -121,8 +115,15 @@ class SendTask:
     def _send(
         self, table: RemoteTable, regions: Iterator[RegionRows], acks: OrderedPipeline[pa.RecordBatch]
     ) -> Iterator[pa.RecordBatch]:
+        token = Token(self.producer, self.sequence)
         for rows in regions:
-            sending = self._sending(table, rows)
+            columns = [*of_table(rows.columns), *([TOMBSTONE] if DELETE in rows.columns else [])]
+            with tracing.continued(self.trace):
+                of = (rows.columns, table.schema, table.key, table.required, table.upsert)
+                nulls = nulls_of(*of, known=self.known, missing=self.missing, form=self.form)
+                said = (self.timeout, columns, rows.count, self.routing, nulls)
+                stream = opened_stream(table, self.regions[rows.bucket], token, *said)
+            sending = _Sending(table, stream, SystemClock(), Refusals() if self.letters.mode != "fail" else None)
             try:
                 for batch in rows:
                     sending.write(batch)
@@ -131,20 +132,6 @@ class SendTask:
                 raise
             yield from acks.begin(sending.finish, sending.bytes)
         yield from acks.rest()
-
-    def _sending(self, table: RemoteTable, rows: RegionRows) -> _Sending:
-        token, region = Token(self.producer, self.sequence), self.regions[rows.bucket]
-        columns = [*of_table(rows.columns), *([TOMBSTONE] if DELETE in rows.columns else [])]
-        with tracing.continued(self.trace):
-            said = (self.timeout, columns, rows.count, self.routing, self._nulls(table, rows.columns))
-            stream = opened_stream(table, region, token, *said)
-        return _Sending(table, stream, SystemClock(), Refusals(ROW) if self.letters.mode != "fail" else None)
-
-    def _nulls(self, table: RemoteTable, columns: Sequence[str]) -> list[str]:
-        rule = missing_rule(self.missing, table.key, table.upsert)
-        required = required_of(columns, table.required)
-        of = (of_table(columns), table.schema, table.key, required, rule)
-        return CallersColumns(self.known).nulls(*of, remedy=choices(self.form))
 
 
 class _Sending:
@@ -178,7 +165,14 @@ class _Sending:
             if refused is None:
                 raise
             return without_ack(self._clock.now(), said=refused)
-        return self._receipt(answer, self._clock.now())
+        landed = [bounds.as_py() for bounds in self._landed]
+        receipt = {
+            **{name: getattr(answer, name) for name in _OF_ANSWER},
+            "landed_first": min((each["min"] / _MICROS for each in landed), default=None),
+            "landed_last": max((each["max"] / _MICROS for each in landed), default=None),
+            "acked_at": self._clock.now(),
+        }
+        return pa.RecordBatch.from_pylist([receipt], schema=RECEIPT)
 
     @property
     def bytes(self) -> int:
@@ -187,26 +181,26 @@ class _Sending:
     def abort(self) -> None:
         self._stream.abort()
 
-    def _receipt(self, answer: StreamReceipt, acked_at: float) -> pa.RecordBatch:
-        landed = [bounds.as_py() for bounds in self._landed]
-        receipt = {
-            "region": answer.region,
-            "rows": answer.rows,
-            "applied": answer.applied,
-            "position": answer.position,
-            "ack_seconds": answer.ack_seconds,
-            "landed_first": min((each["min"] / _MICROS for each in landed), default=None),
-            "landed_last": max((each["max"] / _MICROS for each in landed), default=None),
-            "acked_at": acked_at,
-            "skipped": answer.skipped,
-            "newest": answer.newest,
-        }
-        return pa.RecordBatch.from_pylist([receipt], schema=RECEIPT)
 
+def nulls_of(
+    columns: Sequence[str],
+    schema: pa.Schema,
+    key: Sequence[str],
+    required: Sequence[str],
+    upsert: str,
+    *,
+    known: Sequence[str],
+    missing: Missing | None,
+    form: str,
+) -> list[str]:
+    """Return the columns of a table that become null, since rows with `columns` lack them; see `SendTask`.
 
-def required_of(columns: Sequence[str], required: Sequence[str]) -> Sequence[str]:
-    """Return the columns that rows with `columns` must have; none if rows may be deletes, which need no values."""
-    return () if DELETE in columns else required
+    Raises: Invalid if rows must have one of them, or if `missing` does not decide its value.
+    """
+    rule = missing_rule(missing, key, upsert)
+    # A delete needs no values.
+    of = (of_table(columns), schema, key, () if DELETE in columns else required, rule)
+    return CallersColumns(known).nulls(*of, remedy=choices(form))
 
 
 @lru_cache(maxsize=8)

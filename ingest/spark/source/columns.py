@@ -28,8 +28,9 @@ DELETE = "_memwal_delete"
 PROBLEM = "_memwal_problem"
 """Why a row cannot be used, prefixed by the stage ("parse: …", "map: …"); null for a usable row."""
 RAW_KEY, RAW_VALUE, RAW_HEADERS = "_memwal_raw_key", "_memwal_raw_value", "_memwal_raw_headers"
+RAW = (RAW_KEY, RAW_VALUE, RAW_HEADERS)
 """The raw bytes of the record, for its dead letter; optional."""
-NOT_SHUFFLED = (PROBLEM, RAW_KEY, RAW_VALUE, RAW_HEADERS)
+NOT_SHUFFLED = (PROBLEM, *RAW)
 """Columns that `RouteTask` removes before the shuffle."""
 NOT_OF_TABLE = (*PLACE, *COORDINATES, DELETE, *NOT_SHUFFLED)
 """Columns of a source that are not in the table."""
@@ -68,6 +69,11 @@ def rows_and_deletes(
         return rows, None
     _, deletes = split_deletes(pa.table({TOMBSTONE: batch[DELETE]}), key)
     return (rows, None) if isinstance(deletes, bool) else (emptied(rows, (*key, version), deletes), deletes)
+
+
+def places(columns: Sequence[str]) -> list[str]:
+    """Return the columns among `columns` that form the place of a row, most significant first."""
+    return [name for name in (COORDINATES if OFFSET in columns else PLACE) if name in columns]
 
 
 def place_column(columns: Sequence[str]) -> str:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from memwal.ingest.errors import Invalid, MemWalError, classify
 from memwal.wal import Clock
+from memwal.wal.store.local import sync_path
 
 _STEP_NS = 1_000_000
 _HIDDEN = (".", "_")
@@ -83,22 +84,17 @@ class Feed:
         for file in self._files:
             if self._stopped.is_set():
                 return
-            if not self._is_there(file):
+            there = self._target / file.name
+            if not there.exists():
                 if self.landed and self._stopped.wait(self._every):
                     return
                 self._land(file)
+            elif there.stat().st_size != file.stat().st_size:
+                raise Invalid(
+                    f"source.feed: {there} exists already with {there.stat().st_size} bytes, {file} has "
+                    f"{file.stat().st_size}; give a changed file a new name"
+                )
             self.landed += 1
-
-    def _is_there(self, file: Path) -> bool:
-        there = self._target / file.name
-        if not there.exists():
-            return False
-        if there.stat().st_size != file.stat().st_size:
-            raise Invalid(
-                f"source.feed: {there} exists already with {there.stat().st_size} bytes, {file} has "
-                f"{file.stat().st_size}; give a changed file a new name"
-            )
-        return True
 
     def _land(self, file: Path) -> None:
         hidden = self._target / f".{file.name}.landing"
@@ -109,11 +105,7 @@ class Feed:
         landed_at = max(int(self._clock.now() * 1e9), self._newest() + _STEP_NS)
         os.utime(hidden, ns=(landed_at, landed_at))
         hidden.rename(self._target / file.name)
-        directory = os.open(self._target, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        sync_path(self._target)
 
     def _newest(self) -> int:
         """Return the latest modification time in the target, in nanoseconds; 0 if it is empty."""

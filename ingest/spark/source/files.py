@@ -1,4 +1,4 @@
-"""File sources: checks before the start, rows with their places, and the files of a micro-batch.
+"""File sources: checks before the start, the places of their rows, and the files of a micro-batch.
 
 A file source has the table's schema (Spark's streaming requires one) and three more columns that form the place of a
 row. The place and the row's number within its part of the file order all rows of the source. The sink sorts the rows of
@@ -14,28 +14,26 @@ of a key wins (`source.kafka.stream`). Any other source is ordered by `source.or
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from memwal.ingest.errors import Invalid
-from memwal.ingest.secret_refs import resolve
 from memwal.ingest.settings.model import is_remote, local_path
 from memwal.ingest.settings.sections import KAFKA, SourceSettings
 from memwal.ingest.spark.names import FILE_FORMATS
-from memwal.ingest.spark.schema import quoted, readable, spark_schema
-from memwal.ingest.spark.source.columns import BLOCK, FILE, LANDED, PROBLEM, RAW_VALUE
+from memwal.ingest.spark.schema import readable
+from memwal.ingest.spark.source.columns import FILE
 from memwal.ingest.spark.source.feed import feed_files, visible_files
 from memwal.ingest.suggest import suggestion
 from memwal.wal.errors import first_line
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
 
 FILES_CHECKED = 256
@@ -51,10 +49,12 @@ Spark silently ignores files that are older than the newest known file by more t
 one file with a time far in the future would hide all others. Spark starts with 1970 as the newest time, so the
 difference cannot overflow.
 """
-_STRICT = "FAILFAST"  # Spark's default replaces unreadable values with null
-
-_PLACE = {LANDED: "file_modification_time", FILE: "file_path", BLOCK: "file_block_start"}
-_UNREAD = "_memwal_unread"
+STRICT = ("json", "csv")
+"""File formats that are read strictly."""
+ALL_TEXT = ("csv",)
+"""Strict formats that have text values only."""
+_OF_SPARKS_READER = ("multiline", "encoding", "charset", "mode", "columnnameofcorruptrecord", "wholetext")
+"""Options of JSON files, in lower case, that Spark's text reader lacks or interprets differently."""
 UNREADABLE = "parse: malformed, or a value is of another type than its column"
 """`PROBLEM` of a JSON record that Spark could not read; `dlq.bad_rows` determines the reason."""
 UNREADABLE_RECORD = "parse: the record has more or fewer values than there are columns, or quotes that do not match"
@@ -85,6 +85,21 @@ def check_source(source: SourceSettings, schema: pa.Schema) -> None:
 def reads_local(source: SourceSettings) -> bool:
     """Return whether a source is known to read only files on local disks, or no files."""
     return source.format == KAFKA or (source.format in FILE_FORMATS and not is_remote(source.path))
+
+
+def given_options(source: SourceSettings) -> dict[str, str]:
+    """Return the options of `source` by their names in lower case; secrets stay references."""
+    return {name.lower(): value.get_secret_value() for name, value in source.options.items()}
+
+
+def has_header(source: SourceSettings) -> bool:
+    """Return whether `source` is CSV files with a header, which is the default."""
+    return source.format == "csv" and given_options(source).get("header", "true").strip().lower() != "false"
+
+
+def has_lines(form: str, options: Iterable[str]) -> bool:
+    """Return whether files of format `form` are read as lines: JSON, unless an option requires Spark's own reader."""
+    return form == "json" and not any(name.lower() in _OF_SPARKS_READER for name in options)
 
 
 def _files_of(path: Path, *, must_exist: bool) -> list[Path]:
@@ -156,58 +171,3 @@ def file_limits(source: SourceSettings) -> dict[str, str]:
 def files_of(frame: DataFrame) -> list[str]:
     """Return the paths of the files of a micro-batch, as readers accept them (Spark percent-encodes them)."""
     return [unquote(row[0]) for row in frame.select(FILE).distinct().collect()]
-
-
-# ---- the stream ----------------------------------------------------------------------------------------------------
-
-
-def rows_of(
-    reader: Any, source: SourceSettings, schema: pa.Schema, *, stored: pa.Schema, paths: Any = None
-) -> DataFrame:
-    """As `read_stream`, for a Spark reader whose format is set.
-
-    `stored`: the columns of the files as they are read; for JSON and CSV in the order of the file. `paths`: the files
-    to load; None loads `source.path`.
-    """
-    from pyspark.sql import functions as F  # noqa: N812 - the name in Spark's documentation
-
-    from memwal.ingest.spark.source.strict_texts import STRICT, columns
-
-    options, path = resolve(source.options, os.environ, "[source] options"), source.path if paths is None else paths
-    if source.format not in FILE_FORMATS:
-        frame: DataFrame = reader.options(**options).load(*([path] if path else []))
-        return frame
-    given = (file_limits(source) if paths is None else {}) | options
-    place = [F.col(f"_metadata.{name}").alias(column) for column, name in _PLACE.items()]
-    if source.format not in STRICT:
-        frame = reader.schema(spark_schema(stored)).options(mode=_STRICT).options(**given).load(path)
-        return frame.select(*(F.col(quoted(name)) for name in schema.names), *place)
-    frame, unreadable, raw = _texts(reader, source.format, given, path, schema, stored)
-    values, problem = columns(schema, source.format, options)
-    said = F.lit(UNREADABLE if source.format == "json" else UNREADABLE_RECORD)
-    problem = F.coalesce(F.when(unreadable, said), problem)
-    return frame.select(*values, *place, problem.alias(PROBLEM), F.when(problem.isNotNull(), raw).alias(RAW_VALUE))
-
-
-def _texts(
-    reader: Any, form: str, options: Mapping[str, str], path: Any, schema: pa.Schema, stored: pa.Schema
-) -> tuple[DataFrame, Column, Column]:
-    """Return the rows of JSON or CSV files with `read_type` types, whether a row is unreadable, and its raw bytes."""
-    from pyspark.sql import functions as F  # noqa: N812
-
-    from memwal.ingest.spark.source import csv_records, json_lines
-    from memwal.ingest.spark.source.strict_texts import as_read, read_type
-
-    if json_lines.has_lines(form, options):
-        rows = json_lines.rows_of_lines(reader, options, path, schema)
-        return rows, F.col(json_lines.UNREADABLE), F.col(json_lines.LINE).cast("binary")
-    if form == "csv":
-        options = csv_records.options_of(options)
-        if csv_records.is_checked(options):
-            rows, unreadable, record = csv_records.rows_of_records(reader, options, path, stored)
-            return rows, unreadable, F.when(unreadable, record).otherwise(as_read(stored))
-    stored = pa.schema([field.with_type(read_type(field.type, form)) for field in stored])
-    read = spark_schema(stored.append(pa.field(_UNREAD, pa.string())))
-    reader = reader.schema(read).options(mode="PERMISSIVE", columnNameOfCorruptRecord=_UNREAD)
-    unread = F.col(_UNREAD)
-    return reader.options(**options).load(path), unread.isNotNull(), F.coalesce(unread.cast("binary"), as_read(stored))

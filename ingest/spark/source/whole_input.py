@@ -3,8 +3,8 @@
 The end of an iterator proves nothing (reasons: `spark/sink/README.md`). Therefore the end is marked by a row without a
 place; every real row has a place (`place_column`).
 
-1. *One task* (`sink.small`): `sink.prepared` adds one row without a place in the JVM, behind all rows of
-   the micro-batch. `until_end` removes this row, and raises an error if it is missing.
+1. *One task* (`sink.small`): `PreparedTask` adds one row without a place in the JVM, behind all rows of the
+   micro-batch. `until_end` removes this row, and raises an error if it is missing.
 2. *Shuffled* (`sink.send`): `RouteTask` ends each partition of the source with one count row per region of its
    rows. A count row has no place, and the number of rows in `ROW`. The sort puts count rows before the other rows of
    their region; `RegionRows` adds the counts up, and raises an error if fewer rows arrive.

@@ -29,6 +29,7 @@ from memwal.ingest.spark.source.columns import (
     OFFSET,
     PARTITION,
     PROBLEM,
+    RAW,
     RAW_HEADERS,
     RAW_KEY,
     RAW_VALUE,
@@ -40,15 +41,8 @@ from memwal.ingest.values.documents import Document, documents, json_decoder
 from memwal.ingest.values.documents import field as field_of
 from memwal.ingest.values.json_parts import one_of
 from memwal.ingest.values.spec import ENVELOPE, HEADERS, KEY, VALUE, Column, Leaf, RecordMapping, build
-from memwal.ingest.values.values import (
-    ANY_TEXT,
-    Problems,
-    bytes_column,
-    column,
-    from_text,
-    transport_type,
-    typed,
-)
+from memwal.ingest.values.values import ANY_TEXT, Problems, bytes_column, from_text, transport_type, typed
+from memwal.ingest.values.values import column as column_of
 
 KEY_PROBLEM = "_memwal_key_problem"
 """As PROBLEM, if the row is a delete. A separate column, because `delete_when` is evaluated later."""
@@ -105,7 +99,7 @@ def rows_without_sql(batch: pa.RecordBatch, mapping: RecordMapping, *, raw: bool
     """
     found = mapped(batch, mapping, raw=raw)
     columns = {each.name: found[column_name(number)] for number, each in enumerate(mapping.columns)}
-    beside = (LANDED, *COORDINATES, *((RAW_KEY, RAW_VALUE, RAW_HEADERS) if raw else ()), DELETE, PROBLEM)
+    beside = (LANDED, *COORDINATES, *(RAW if raw else ()), DELETE, PROBLEM)
     return pa.RecordBatch.from_pydict(columns | {name: found[name] for name in beside})
 
 
@@ -207,21 +201,22 @@ class _Rows:
         return pa.array(found, pa.string())
 
     def _leaf(self, leaf: Leaf) -> tuple[pa.Array, Problems]:
-        if leaf not in self._read:
-            self._read[leaf] = self._of_record(leaf)
-        return self._read[leaf]
-
-    def _of_record(self, leaf: Leaf) -> tuple[pa.Array, Problems]:
+        """Return a part of the records, and why values in it do not fit."""
+        if leaf in self._read:
+            return self._read[leaf]
         root, path = leaf.origin.root, leaf.origin.path
         if root in (VALUE, ENVELOPE) and path:
-            return self.values.read(leaf)
-        if root == KEY and path:
-            return self.keys.read(leaf)
-        if root in (VALUE, KEY):
-            return bytes_column(self.batch[root], leaf.kind, leaf.unit)
-        if root == HEADERS:
-            return bytes_column(_header(self.batch["headers"], path[0]), leaf.kind, leaf.unit)
-        return _plain(self.batch[root], leaf)
+            found = self.values.read(leaf)
+        elif root == KEY and path:
+            found = self.keys.read(leaf)
+        elif root in (VALUE, KEY):
+            found = bytes_column(self.batch[root], leaf.kind, leaf.unit)
+        elif root == HEADERS:
+            found = bytes_column(_header(self.batch["headers"], path[0]), leaf.kind, leaf.unit)
+        else:
+            found = _plain(self.batch[root], leaf)
+        self._read[leaf] = found
+        return found
 
     def _named_by_key(self, column: Column) -> tuple[pa.Array, Problems]:
         """Return a key column of tombstones, for a column that other rows take from the value.
@@ -255,7 +250,8 @@ class _Rows:
                 return typed(found, kind, unit)
             return from_text(value.decode(errors="strict"), kind, unit)
 
-        return _columns_of_some(raw, gone, leaf, named)
+        values = [value if take else None for value, take in zip(raw.to_pylist(), gone.tolist(), strict=True)]
+        return column_of(values, leaf.kind, leaf.unit, named)
 
     def _note(self, column: Column, values: pa.Array, problems: Problems) -> None:
         noted = self.of_key if column.key else self.of_rest
@@ -267,13 +263,6 @@ class _Rows:
             why = "it is part of the key" if column.key else "it may not be null"
             for row in np.flatnonzero(pc.is_null(values).to_numpy(zero_copy_only=False)).tolist():
                 noted.setdefault(row, f"{where} is missing; {why}, give it a value or a default")
-
-
-def _columns_of_some(
-    raw: pa.Array, wanted: np.ndarray[Any, np.dtype[np.bool_]], leaf: Leaf, convert: Callable[..., Any]
-) -> tuple[pa.Array, Problems]:
-    values = [value if take else None for value, take in zip(raw.to_pylist(), wanted.tolist(), strict=True)]
-    return column(values, leaf.kind, leaf.unit, convert)
 
 
 def _plain(values: pa.Array, leaf: Leaf) -> tuple[pa.Array, Problems]:
@@ -346,7 +335,7 @@ class _Values:
             return self._columns[leaf], {}
         around = leaf.origin.root == ENVELOPE
         values = [field_of(each, leaf.origin.path, of_envelope=around) for each in self._documents]
-        return column(values, leaf.kind, leaf.unit)
+        return column_of(values, leaf.kind, leaf.unit)
 
     def _decode(self) -> None:
         fast = self._mapping.value_format == "json" and self._fast(self._raw, None)

@@ -24,20 +24,9 @@ from memwal.ingest.secret_refs import resolve
 from memwal.ingest.settings.load import Settings
 from memwal.ingest.settings.sections import KAFKA, SourceSettings
 from memwal.ingest.spark.checkpoint_files import checkpoint_files
-from memwal.ingest.spark.reading import DriverRead
+from memwal.ingest.spark.reading import DriverRead, SourceRows
 from memwal.ingest.spark.schema import spark_type
-from memwal.ingest.spark.source.columns import (
-    DELETE,
-    HEADERS_TYPE,
-    LANDED,
-    OFFSET,
-    PARTITION,
-    PROBLEM,
-    RAW_HEADERS,
-    RAW_KEY,
-    RAW_VALUE,
-    TOPIC,
-)
+from memwal.ingest.spark.source import columns as col
 from memwal.ingest.spark.source.kafka.rows import (
     KEY_PROBLEM,
     MapTask,
@@ -47,7 +36,6 @@ from memwal.ingest.spark.source.kafka.rows import (
     rows_without_sql,
 )
 from memwal.ingest.spark.source.kafka.topics import Admin, TopicGuard, check_places
-from memwal.ingest.spark.source.stream import SourceRows
 from memwal.ingest.values.spec import KEY, PLAIN, VALUE, Column, RecordMapping
 
 if TYPE_CHECKING:
@@ -127,17 +115,11 @@ def read_kafka(
         found = driver.read(frame)
         return rows_without_sql(found, mapping, raw=raw) if found is not None and found.num_rows else found
 
-    return SourceRows(rows_of(_few(spark, records), mapping, raw=raw), None if mapping.has_sql else small)
-
-
-def _few(spark: SparkSession, records: DataFrame) -> DataFrame:
-    """Limit the tasks to the number of cores if Spark runs in this process: each further task wakes two Python workers.
-
-    No limit on a cluster, where the number of cores changes.
-    """
+    # At most as many tasks as cores if Spark runs in this process, since each further task wakes two Python workers. No
+    # limit on a cluster, where the number of cores changes.
     context = spark.sparkContext
-    local = str(context.master).startswith("local[")
-    return records.coalesce(context.defaultParallelism) if local else records
+    few = records.coalesce(context.defaultParallelism) if str(context.master).startswith("local[") else records
+    return SourceRows(rows_of(few, mapping, raw=raw), None if mapping.has_sql else small)
 
 
 def _reader_options(source: SourceSettings, *, headers: bool) -> dict[str, str]:
@@ -161,7 +143,7 @@ def rows_of(records: DataFrame, mapping: RecordMapping, *, raw: bool = False) ->
 
     wanted = [KEY, VALUE, *PLAIN, *(["headers"] if raw or mapping.headers else [])]
     mapped = records.select(*wanted).mapInArrow(MapTask(mapping, raw), _schema(mapping, raw=raw))
-    delete, problem = F.col(DELETE), F.col(PROBLEM)
+    delete, problem = F.col(col.DELETE), F.col(col.PROBLEM)
     if mapping.delete_when:
         asked = F.when(F.col(KEY_PROBLEM).isNull() & ~delete, F.coalesce(F.expr(mapping.delete_when), F.lit(False)))
         mapped, held = mapped.select("*", tried(asked).alias(_HELD)), F.col(_HELD)
@@ -182,8 +164,8 @@ def rows_of(records: DataFrame, mapping: RecordMapping, *, raw: bool = False) ->
             found = found[TRIED]
         emptied = mapping.has_sql and not column.key
         columns.append((F.when(~delete, found) if emptied else found).alias(column.name))
-    place = (LANDED, TOPIC, PARTITION, OFFSET, *((RAW_KEY, RAW_VALUE, RAW_HEADERS) if raw else ()))
-    return mapped.select(*columns, *place, delete.alias(DELETE), problem.alias(PROBLEM))
+    place = (col.LANDED, *col.COORDINATES, *(col.RAW if raw else ()))
+    return mapped.select(*columns, *place, delete.alias(col.DELETE), problem.alias(col.PROBLEM))
 
 
 def _problem_of(column: Column, found: SparkColumn) -> SparkColumn:
@@ -206,16 +188,20 @@ def _schema(mapping: RecordMapping, *, raw: bool) -> StructType:
     }
     found |= nested((leaf, spark_type(leaf.kind)) for leaf in mapping.inputs)
     ours: dict[str, DataType] = {
-        LANDED: spark.TimestampType(),
-        TOPIC: spark.StringType(),
-        PARTITION: spark.IntegerType(),
-        OFFSET: spark.LongType(),
-        DELETE: spark.BooleanType(),
-        PROBLEM: spark.StringType(),
+        col.LANDED: spark.TimestampType(),
+        col.TOPIC: spark.StringType(),
+        col.PARTITION: spark.IntegerType(),
+        col.OFFSET: spark.LongType(),
+        col.DELETE: spark.BooleanType(),
+        col.PROBLEM: spark.StringType(),
         KEY_PROBLEM: spark.StringType(),
     }
     if raw:
-        ours |= {RAW_KEY: spark.BinaryType(), RAW_VALUE: spark.BinaryType(), RAW_HEADERS: spark_type(HEADERS_TYPE)}
+        ours |= {
+            col.RAW_KEY: spark.BinaryType(),
+            col.RAW_VALUE: spark.BinaryType(),
+            col.RAW_HEADERS: spark_type(col.HEADERS_TYPE),
+        }
     return _struct(found | ours)
 
 

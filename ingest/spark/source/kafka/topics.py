@@ -54,7 +54,7 @@ from memwal.ingest.secret_refs import resolve
 from memwal.ingest.settings.load import Settings
 from memwal.ingest.settings.sections import SourceSettings
 from memwal.ingest.spark.checkpoint_files import CheckpointFiles
-from memwal.ingest.spark.errors import of_java
+from memwal.ingest.spark.errors import of_kafka
 from memwal.ingest.spark.session import CONNECTOR
 from memwal.ingest.suggest import suggestion
 
@@ -127,13 +127,27 @@ class TopicGuard:
 
 
 def check_places(settings: Settings, found: Mapping[str, Topic], files: CheckpointFiles) -> None:
-    """Raise Invalid if reading cannot start, or continue, in the topics `found`. Reads only."""
-    if not has_begun(files):
-        _check_starting(settings.source.starting_offsets, found)
+    """Raise Invalid if reading cannot start, or continue, in the topics `found`. Reads only.
+
+    It cannot start if `starting_offsets` is JSON without exactly the existing partitions, which Spark requires.
+    """
+    if has_begun(files):
+        ids = noted(files)
+        for name in sorted(found):
+            _refuse_recreated(settings, name, ids.get(name), found[name].id)
         return
-    ids = noted(files)
-    for name in sorted(found):
-        _refuse_recreated(settings, name, ids.get(name), found[name].id)
+    text = settings.source.starting_offsets
+    if text in ("earliest", "latest"):
+        return
+    given = {(topic, int(number)) for topic, partitions in json.loads(text).items() for number in partitions}
+    there = {(name, number) for name, topic in found.items() for number in range(topic.partitions)}
+    for topic, number in sorted(there - given):
+        raise Invalid(
+            f"source.starting_offsets: partition {number} of topic {topic!r} is missing; write an offset for every "
+            "partition, -2 for the earliest and -1 for the latest"
+        )
+    for topic, number in sorted(given - there):
+        raise Invalid(f"source.starting_offsets: there is no partition {number} of topic {topic!r}; remove it")
 
 
 def has_begun(files: CheckpointFiles) -> bool:
@@ -160,21 +174,6 @@ def _refuse_recreated(settings: Settings, name: str, known: str | None, id: str)
             "leaves out the records before them"
         )
     _LOG.warning("%s; it is read from the old offsets on, as fail_on_data_loss = false says", said)
-
-
-def _check_starting(text: str, found: Mapping[str, Topic]) -> None:
-    """Raise Invalid if `starting_offsets` is JSON without exactly the existing partitions, which Spark requires."""
-    if text in ("earliest", "latest"):
-        return
-    given = {(topic, int(number)) for topic, partitions in json.loads(text).items() for number in partitions}
-    there = {(name, number) for name, topic in found.items() for number in range(topic.partitions)}
-    for topic, number in sorted(there - given):
-        raise Invalid(
-            f"source.starting_offsets: partition {number} of topic {topic!r} is missing; write an offset for every "
-            "partition, -2 for the earliest and -1 for the latest"
-        )
-    for topic, number in sorted(given - there):
-        raise Invalid(f"source.starting_offsets: there is no partition {number} of topic {topic!r}; remove it")
 
 
 # ---- the admin client -----------------------------------------------------------------------------------------------
@@ -260,7 +259,7 @@ def _kafka_errors() -> Iterator[None]:
         yield
     except Py4JJavaError as error:
         said = f"Kafka: {str(error.java_exception).splitlines()[0]}"
-        raise of_java(error.java_exception) or Internal(said) from None
+        raise of_kafka(error.java_exception) or Internal(said) from None
     except (Py4JError, TypeError) as error:
         raise Invalid(
             "Spark has no Kafka connector; remove spark.jars and spark.jars.packages from [source] spark, or add "
