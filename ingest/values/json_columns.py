@@ -193,7 +193,9 @@ def _parsed(text: pa.Array, schema: pa.Schema, other_fields: str) -> pa.StructAr
     offsets = pa.array(np.array([0, len(text)], np.int32))
     joined = pc.binary_join(pa.ListArray.from_arrays(offsets, trimmed), "\n")
     buffer = joined[0].as_buffer()
-    if _names_no_number(buffer.to_pybytes(), text):
+    given = buffer.to_pybytes()
+    named = b"NaN" in given or b"Inf" in given  # maybe inside a string
+    if named and pc.any(pc.match_substring_regex(text, r"[:\[,]\s*-?(NaN|Inf)")).as_py():
         return None
     table = reader.read_json(
         pa.BufferReader(buffer),
@@ -203,13 +205,6 @@ def _parsed(text: pa.Array, schema: pa.Schema, other_fields: str) -> pa.StructAr
         ),
     )
     return table.to_struct_array().combine_chunks() if len(table) == len(text) else None
-
-
-def _names_no_number(joined: bytes, text: pa.Array) -> bool:
-    """Return whether the text contains NaN or an infinity, possibly inside a string."""
-    if b"NaN" not in joined and b"Inf" not in joined:
-        return False
-    return bool(pc.any(pc.match_substring_regex(text, r"[:\[,]\s*-?(NaN|Inf)")).as_py())
 
 
 def _rounds(values: pa.Array, kind: pa.DataType, text: pa.Array) -> bool:
