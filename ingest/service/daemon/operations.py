@@ -15,8 +15,7 @@ import pyarrow.flight as flight
 from memwal.ingest import tracing
 from memwal.ingest.engine.api.reads import READS, Reads
 from memwal.ingest.errors import Invalid
-from memwal.ingest.service.rpc.guard import Guard, role_of
-from memwal.ingest.service.rpc.roles import AccessLog, Role
+from memwal.ingest.service.rpc.guard import AccessLog, Guard, Role, role_of
 from memwal.wal import Clock
 
 Handler = Callable[[Any, dict[str, Any]], Any]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
 
@@ -12,6 +11,7 @@ from aiohttp import web
 from memwal.ingest.errors import classify
 from memwal.ingest.service.ops.pages import Page, Render
 from memwal.ingest.service.rpc.guard import Why
+from memwal.ingest.threads import start
 
 PATIENCE = 5.0
 """Seconds for rendering a page. A health check needs an answer in time."""
@@ -56,20 +56,16 @@ def in_a_thread(render: Render, statuses: Mapping[str, int] = {"UNAVAILABLE": 50
 
     An error becomes a page with its kind and message. `statuses`: kinds of errors that are not answered with 500.
     """
-    page: Future[Page] = Future()
 
-    def work() -> None:
-        if not page.set_running_or_notify_cancel():  # from now on it cannot be cancelled
-            return
+    def page() -> Page:
         try:
-            page.set_result(render())
+            return render()
         except BaseException as error:  # noqa: BLE001 - the client gets the error
             classified = classify(error)
             told = {"error": {"kind": classified.kind, "message": classified.message}}
-            page.set_result(Page.of(told, statuses.get(classified.kind, 500)))
+            return Page.of(told, statuses.get(classified.kind, 500))
 
-    threading.Thread(target=work, name="http-page", daemon=True).start()
-    return page
+    return start("http-page", page)
 
 
 def response(page: Page, headers: Mapping[str, str] | None = None) -> web.Response:

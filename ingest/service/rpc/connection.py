@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -17,8 +17,7 @@ from memwal.ingest.engine.api.tokens import Token
 from memwal.ingest.errors import Invalid, UnknownOutcome
 from memwal.ingest.protocol import refusal_of_daemon
 from memwal.ingest.service.rpc.credentials import bearer
-from memwal.ingest.service.rpc.exchange import OpenRead, Told, command_of, exchanged, message_of, rows_of
-from memwal.ingest.service.rpc.row_stream import streamed
+from memwal.ingest.service.rpc.exchange import OpenRead, Told, command_of, exchanged, message_of, rows_of, streamed
 from memwal.ingest.service.rpc.tls import NO_TLS, ClientTls
 from memwal.ingest.service.rpc.trace_headers import sent_headers
 from memwal.ingest.service.rpc.wire import ALIGNED, StreamSum, from_flight
@@ -200,11 +199,16 @@ class OpenPut:
 
     @_translate_flight_errors
     def write(self, rows: pa.Table | pa.RecordBatch) -> None:
-        """Send rows with the stream's columns. Raises: the daemon's error, or Unavailable; in both cases nothing is
-        applied."""
-        for batch in _messages(rows):
-            self._writer.write_batch(batch)
-            self._sum.add(batch)
+        """Send rows with the stream's columns, in messages of at most BATCH_ROWS rows and about BATCH_BYTES.
+
+        Raises: the daemon's error, or Unavailable; in both cases nothing is applied.
+        """
+        for batch in rows.to_batches(BATCH_ROWS) if isinstance(rows, pa.Table) else [rows]:
+            most = max(1, batch.num_rows * BATCH_BYTES // max(1, batch.nbytes))
+            for at in range(0, batch.num_rows, most):
+                message = batch if most >= batch.num_rows else batch.slice(at, most)
+                self._writer.write_batch(message)
+                self._sum.add(message)
 
     def finish(self) -> dict[str, Any]:
         """Send the closing message and wait for the answer.
@@ -229,14 +233,6 @@ class OpenPut:
             self._writer.close()
         except (flight.FlightError, pa.ArrowException, OSError):
             return  # the daemon reports an unclosed stream, or the connection is lost: nothing was applied
-
-
-def _messages(rows: pa.Table | pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Yield rows as messages of at most BATCH_ROWS rows and about BATCH_BYTES."""
-    for batch in rows.to_batches(BATCH_ROWS) if isinstance(rows, pa.Table) else [rows]:
-        most = max(1, batch.num_rows * BATCH_BYTES // max(1, batch.nbytes))
-        for at in range(0, batch.num_rows, most):
-            yield batch if most >= batch.num_rows else batch.slice(at, most)
 
 
 def kept_columns(keeps: bool, nulls: Sequence[str]) -> dict[str, Any]:
