@@ -15,8 +15,8 @@ from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
 from memwal.ingest.secret_refs import redacted, shown
-from memwal.ingest.settings.model import Settings
 from memwal.ingest.settings.problems import section_type
+from memwal.ingest.settings.sections import Settings
 from memwal.ingest.settings.values import (
     Section,
     format_duration,

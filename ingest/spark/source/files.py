@@ -25,8 +25,7 @@ import pyarrow.parquet as pq
 
 from memwal.ingest.errors import Invalid
 from memwal.ingest.secret_refs import resolve
-from memwal.ingest.settings.model import is_remote, local_path
-from memwal.ingest.settings.sections import KAFKA, SourceSettings
+from memwal.ingest.settings.sections import KAFKA, SourceSettings, is_remote, local_path
 from memwal.ingest.spark.names import FILE_FORMATS
 from memwal.ingest.spark.schema import quoted, readable, spark_schema
 from memwal.ingest.spark.source.columns import BLOCK, FILE, LANDED, PROBLEM, RAW_VALUE

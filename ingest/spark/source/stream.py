@@ -12,8 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from memwal.ingest.secret_refs import resolve
-from memwal.ingest.settings.model import is_remote, local_path
-from memwal.ingest.settings.sections import SourceSettings
+from memwal.ingest.settings.sections import SourceSettings, is_remote, local_path
 from memwal.ingest.spark.names import FILE_FORMATS
 from memwal.ingest.spark.reading import DriverRead
 from memwal.ingest.spark.schema import widened
