@@ -238,8 +238,14 @@ class Balancer:
         self.tell()
         self._wait_asked()
         for writer in leaving:
-            if self._table.regions.has(writer) and not self._let_go(writer):
-                continue
+            if self._table.regions.has(writer):  # no peer has requested it
+                try:
+                    self._table.release(writer.region)
+                except MemWalError as error:
+                    if self._table.regions.has(writer):
+                        _LOG.warning("region %s is not handed over: %s", writer.region, error)
+                        continue
+                self.tell()
             _LOG.info("region %s is handed over", writer.region)
 
     def _wait_asked(self) -> None:
@@ -250,18 +256,6 @@ class Balancer:
             clock.sleep(_STEP)
             if len(regions.writers) < left:
                 left, until = len(regions.writers), clock.monotonic() + ASKED_WITHIN
-
-    def _let_go(self, writer: RegionWriter) -> bool:
-        """Release the region of `writer` without a request and notify the peers; return whether the release
-        succeeded."""
-        try:
-            self._table.release(writer.region)
-        except MemWalError as error:
-            if self._table.regions.has(writer):
-                _LOG.warning("region %s is not handed over: %s", writer.region, error)
-                return False
-        self.tell()
-        return True
 
     def stop(self) -> None:
         """Stop all threads."""

@@ -20,10 +20,6 @@ def _is_region(value: Any) -> bool:
     return isinstance(value, str) and _REGION.fullmatch(value) is not None
 
 
-def _are_regions(value: Any) -> bool:
-    return isinstance(value, list) and all(map(_is_region, value)) and len(set(value)) == len(value)
-
-
 _REGION = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _Form = tuple[Callable[[Any], bool], str]
 _A_NUMBER: _Form = (
@@ -35,7 +31,10 @@ _A_BOOL: _Form = (lambda value: isinstance(value, bool), "true or false")
 _FORMS: Mapping[str, _Form] = {
     "op": _A_TEXT,
     "region": (_is_region, "the id of a region"),
-    "regions": (_are_regions, "a list of ids of regions, each once"),
+    "regions": (
+        lambda value: isinstance(value, list) and all(map(_is_region, value)) and len(set(value)) == len(value),
+        "a list of ids of regions, each once",
+    ),
     "producer": _A_TEXT,
     "filter": _A_TEXT,
     "sequence": _A_NUMBER,

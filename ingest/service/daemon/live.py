@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from uuid import UUID
@@ -82,6 +82,7 @@ class DaemonSource:
             "committed": (interval, "commit.interval"),
         }
         regions = [_own(status, self._place.endpoint, limits.size_max) for status in held]
+        known, order = {UUID(region["id"]): region for region in regions}, table.regions.order
         return {
             "table": table.base.uri,
             "base_version": table.upkeep.caught_up,
@@ -90,7 +91,7 @@ class DaemonSource:
             "health": health(situation),
             "levels": levels(behind, figures["most"], bounds),
             "waiting_puts": situation.waiting_puts,
-            "regions": _all_regions(table, share, regions),
+            "regions": [known.get(each) or _elsewhere(table, share, each, at) for at, each in enumerate(order)],
             "daemons": self._daemons(table, peers, regions),
             "commits": list(table.regions.context.meters.commits.recent)[::-1],
             "commits_here": table.upkeep.leading,
@@ -178,13 +179,8 @@ def _own(status: Mapping[str, Any], owner: str, size_max: int) -> dict[str, Any]
     }
 
 
-def _all_regions(table: Table, share: Balancer | None, here: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return every region of the table by bucket; of regions served elsewhere, the owner and epoch if known."""
-    known = {UUID(region["id"]): region for region in here}
-    return [known.get(region) or _elsewhere(table, share, region, at) for at, region in enumerate(table.regions.order)]
-
-
 def _elsewhere(table: Table, share: Balancer | None, region: UUID, bucket: int) -> dict[str, Any]:
+    """Return the entry of a region that this daemon does not serve: the owner and epoch, if known."""
     owner = None if share is None else share.served_elsewhere(region)
     told: dict[str, Any] = {"id": str(region), "bucket": bucket}
     if region in table.regions.coming:

@@ -152,7 +152,11 @@ class Peer:
 
     def _missed(self, error: Exception) -> bool:
         """Record a failed check; return the result of `_look`."""
-        denial = self._denial(error)
+        denial = None
+        with suppress(Exception):  # an unreadable error
+            problem = self._tls.translated(error, self.endpoint)
+            if denies_access(problem) or problem.details.get("reason") == _ROLE:
+                denial = problem  # the peer is alive and rejects the credentials
         self.denies, self.refusal = denial is not None, denial or self.refusal
         has_ended = isinstance(error, flight.FlightUnavailableError) and denial is None
         if denial is not None:
@@ -161,13 +165,6 @@ class Peer:
             self._warn(str(error).partition("\n")[0])
         self._seen(self, None, has_ended)
         return not has_ended
-
-    def _denial(self, error: Exception) -> MemWalError | None:
-        """Return why the live peer rejects the credentials; None if `error` has another cause."""
-        with suppress(Exception):  # an unreadable error
-            problem = self._tls.translated(error, self.endpoint)
-            return problem if denies_access(problem) or problem.details.get("reason") == _ROLE else None
-        return None
 
     def _understood(self, told: Mapping[str, Any]) -> Answer:
         """Return the content of an answer. For an incompatible protocol, read only the fields that never change their

@@ -163,7 +163,11 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
                 writer.begin(answer.schema)
                 writer.write_table(answer)
             elif isinstance(answer, RowStream):
-                self._send_stream(writer, answer, caller)
+                with answer:
+                    writer.begin(answer.schema)
+                    while (batch := caller.run(partial(next, answer, None))) is not None:
+                        writer.write_batch(batch)  # waits until gRPC accepts it
+                        caller.anew()
             else:
                 writer.write_metadata(_message(answer))
             for explanation in explanations:
@@ -228,15 +232,6 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
             answer = operation.handle(self, request)
             note_rows(span, answer)
             return answer
-
-    def _send_stream(self, writer: Any, rows: RowStream, caller: Caller) -> None:
-        """Send rows as gRPC accepts them, and close `rows`. Raises: errors of the read; Flight's if the client has
-        left."""
-        with rows:
-            writer.begin(rows.schema)
-            while (batch := caller.run(partial(next, rows, None))) is not None:
-                writer.write_batch(batch)
-                caller.anew()
 
     # ---- operations ----------------------------------------------------------------------------------------------
 
@@ -304,9 +299,6 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         claiming = [str(region) for region in self.table.regions.coming]
         return {**self._regions(), "claiming": claiming, "waiting": waiting, "base_version": upkeep.caught_up}
 
-    def _create_index(self, request: dict[str, Any]) -> str:
-        return self.table.create_index(request["column"], request["kind"], **request["parameters"])
-
     def _status(self, _: dict[str, Any]) -> dict[str, Any]:
         """Return the status of the table, with the newest events of this daemon, newest first."""
         newest = [] if self._events is None else self._events.newest()[:_EVENTS]
@@ -355,7 +347,13 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         "commit": Operation(
             "admin", lambda self, _: asdict(self.table.commit()), counted=False, audited=True, traced=True
         ),
-        "create_index": Operation("admin", _create_index, "column kind parameters", audited=True, traced=True),
+        "create_index": Operation(
+            "admin",
+            lambda self, asked: self.table.create_index(asked["column"], asked["kind"], **asked["parameters"]),
+            "column kind parameters",
+            audited=True,
+            traced=True,
+        ),
         "drop_index": Operation(
             "admin", lambda self, asked: self.table.drop_index(asked["name"]), "name", audited=True, traced=True
         ),
