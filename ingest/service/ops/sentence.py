@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from memwal.ingest.engine.table.pauses import Paused, text_of
@@ -77,12 +77,7 @@ def health(situation: Situation) -> dict[str, Any]:
     """Return `state`, `title`, `text` and `todo` of the worst finding, and all other `findings`, worst first."""
     found = sorted(_findings(situation), key=lambda finding: _ORDER[finding.state])
     first, *rest = found or [Finding("healthy", "healthy", "Healthy", _healthy(situation))]
-    return _told(first) | {"findings": [_told(finding) for finding in rest]}
-
-
-def _told(finding: Finding) -> dict[str, Any]:
-    names = ("state", "reason", "title", "text", "todo", "regions")
-    return {name: getattr(finding, name) for name in names}
+    return asdict(first) | {"findings": [asdict(finding) for finding in rest]}
 
 
 def _findings(situation: Situation) -> Iterator[Finding]:
@@ -90,7 +85,8 @@ def _findings(situation: Situation) -> Iterator[Finding]:
     for reason in situation.reasons:
         by_reason.setdefault(reason["reason"], []).append(reason)
     for name, reasons in by_reason.items():
-        yield _OF_REASON.get(name, _of_other)(situation, reasons)
+        other = _failing(name.replace("_", " ").capitalize(), "", "warning")
+        yield _OF_REASON.get(name, other)(situation, reasons)
     if situation.puts_rejected:
         todo = "Reads, deletes and commits of earlier rows continue."
         yield Finding("failing", "puts_rejected", "Puts are rejected", _sentence(situation.puts_rejected), todo)
@@ -105,11 +101,6 @@ def _findings(situation: Situation) -> Iterator[Finding]:
 
 
 # ---- reasons of health ----------------------------------------------------------------------------------------------
-
-
-def _of_other(_: Situation, reasons: Sequence[Reason]) -> Finding:
-    name = reasons[0]["reason"]
-    return Finding("warning", name, name.replace("_", " ").capitalize(), _sentence(reasons[0]["text"]))
 
 
 def _busy(title: str, todo: str) -> Callable[[Situation, Sequence[Reason]], Finding]:
