@@ -36,7 +36,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from typing import Literal, TypeVar
 
-from memwal.ingest.caller import carried, expect_waiting, present
+from memwal.ingest.caller import carried, expect_waiting, left
 from memwal.ingest.errors import (
     BUSY,
     FLUSH_FAILING,
@@ -117,8 +117,7 @@ class Attempts:
         if self._restarts and error.details.get("reason") == FLUSH_FAILING:
             what = "wait"  # a stream waits for its storage
         pause = max(self._backoff.pause(), float(error.details.get("retry_after", 0.0)))
-        caller = present()
-        if what == "raise" or self.left <= pause or (caller is not None and caller.left):
+        if what == "raise" or self.left <= pause or left():
             raise error
         self._clock.sleep(pause)
         self._patience *= 2

@@ -31,24 +31,21 @@ class Shared:
     def __init__(self, path: str, render: Render) -> None:
         self._path, self._render = path, render
         self._rendering: asyncio.Future[Page] | None = None
-        self._began = 0.0
+        self._began = float("-inf")
 
     async def answer(self, request: web.Request) -> web.Response:
         """Answer a request; a brief one by the status alone."""
-        brief = request[IS_BRIEF]
-        page = await self._page(BRIEF_AGE if brief else 0.0)
-        return response(Page.of({"ready": page.status == 200}, page.status) if brief else page)
-
-    async def _page(self, age_max: float) -> Page:
-        """Return the page being rendered, or the last one if its rendering began less than `age_max` s ago."""
-        now = asyncio.get_running_loop().time()
-        if self._rendering is None or (self._rendering.done() and now - self._began >= age_max):
+        brief, now = request[IS_BRIEF], asyncio.get_running_loop().time()
+        done = self._rendering is None or self._rendering.done()
+        if done and now - self._began >= (BRIEF_AGE if brief else 0.0):
             self._rendering, self._began = asyncio.wrap_future(in_a_thread(self._render)), now
+        assert self._rendering is not None
         try:
-            return await asyncio.wait_for(asyncio.shield(self._rendering), PATIENCE)
+            page = await asyncio.wait_for(asyncio.shield(self._rendering), PATIENCE)
         except TimeoutError:
             text = f"{self._path} was not rendered within {PATIENCE:g} s; most likely storage does not answer"
-            return Page.of({"ready": False, "reasons": [{"reason": "no_answer", "text": text}]}, 503)
+            page = Page.of({"ready": False, "reasons": [{"reason": "no_answer", "text": text}]}, 503)
+        return response(Page.of({"ready": page.status == 200}, page.status) if brief else page)
 
 
 def in_a_thread(render: Render, statuses: Mapping[str, int] = {"UNAVAILABLE": 503}) -> Future[Page]:

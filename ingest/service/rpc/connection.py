@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from memwal.ingest import protocol, tracing
-from memwal.ingest.caller import given_up, present
+from memwal.ingest.caller import given_up, left
 from memwal.ingest.engine.api.reads import READS
 from memwal.ingest.engine.api.tokens import Token
 from memwal.ingest.errors import Invalid, UnknownOutcome
@@ -52,8 +52,7 @@ def _translate_flight_errors(method: Callable[Concatenate[Any, P], R]) -> Callab
         try:
             return method(self, *args, **kwargs)
         except (flight.FlightError, pa.ArrowException, OSError) as error:
-            caller = present()
-            if caller is not None and caller.left:
+            if left():
                 raise given_up() from None
             raise self.tls.translated(error, self.endpoint) from None
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -32,7 +32,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from memwal.ingest import protocol
-from memwal.ingest.caller import given_up, present
+from memwal.ingest.caller import ending, given_up
 from memwal.ingest.engine.api.results import RowStream
 from memwal.ingest.errors import LOST, Unavailable
 from memwal.ingest.service.rpc.wire import from_flight, pack
@@ -52,9 +52,8 @@ def command_of(op: str, request: Mapping[str, Any], rows: pa.Table | None = None
 def exchanged(client: Any, command: bytes, options: flight.FlightCallOptions, take: Callable[[Any, Any], T]) -> T:
     """Open a call and return the result of `take(writer, reader)`. Raises: Flight's errors."""
     writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(command), options)
-    caller = present()
     try:
-        with nullcontext() if caller is None else caller.ending(reader.cancel):
+        with ending(reader.cancel):
             return take(writer, reader)
     finally:
         with suppress(flight.FlightError, pa.ArrowException, OSError):  # otherwise pyarrow writes a warning to stderr
@@ -146,9 +145,9 @@ class _Incoming:
         if self._timeout is None:
             self._open(call)
         else:
-            job, caller = start("scan", partial(self._open, call)), present()
+            job = start("scan", partial(self._open, call))
             job.add_done_callback(lambda _: self._opened.set())
-            with nullcontext() if caller is None else caller.ending(self.cancel):
+            with ending(self.cancel):
                 opened = self._opened.wait(self._timeout)
             if self._cancelled:
                 raise given_up()
