@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
 from functools import partial
 from importlib.resources import files
-from typing import Any
 
 from aiohttp import web
 
@@ -28,20 +26,16 @@ READERS = 8
 TICK = 1.0
 QUERY_BYTES = 16 << 10
 QUERY_SECONDS = 10.0
-FILES = {
-    "index.html": "text/html; charset=utf-8",
-    "page.css": "text/css; charset=utf-8",
-    "page.js": "text/javascript; charset=utf-8",
-    "tiles.js": "text/javascript; charset=utf-8",
-    "regions.js": "text/javascript; charset=utf-8",
-    "lists.js": "text/javascript; charset=utf-8",
-    "draw.js": "text/javascript; charset=utf-8",
-    "query.js": "text/javascript; charset=utf-8",
-    "text.js": "text/javascript; charset=utf-8",
-    "icon.svg": "image/svg+xml",
-    "uplot/uPlot.iife.min.js": "text/javascript; charset=utf-8",
-    "uplot/uPlot.min.css": "text/css; charset=utf-8",
+_TYPES = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
 }
+FILES = (
+    *("index.html", "page.css", "page.js", "tiles.js", "regions.js", "lists.js", "draw.js", "query.js", "text.js"),
+    *("icon.svg", "uplot/uPlot.iife.min.js", "uplot/uPlot.min.css"),
+)
 PATHS = {"/": "index.html"} | {f"/page/{name}": name for name in FILES if name != "index.html"}
 """The files of the page, by path."""
 DATA = frozenset({"/live", "/live/events", "/query"})
@@ -64,7 +58,6 @@ _OF_EVENTS = {
     "X-Content-Type-Options": "nosniff",
     "X-Accel-Buffering": "no",
 }
-_STATUSES = {"INVALID": 400, "UNAVAILABLE": 503}
 
 
 class LiveServer:
@@ -82,7 +75,7 @@ class LiveServer:
         application.on_shutdown.append(self._ticks.stop)
         folder = files("memwal.ingest.service.ops") / "page"
         for path, name in PATHS.items():
-            page = Page((folder / name).read_bytes(), FILES[name])
+            page = Page((folder / name).read_bytes(), _TYPES[name.rpartition(".")[2]])
             router.add_get(path, partial(_file, page))
         router.add_get("/live", self._message.answer)
         router.add_get("/live/events", self._events, allow_head=False)
@@ -123,11 +116,8 @@ class LiveServer:
             return refusal(400, "INVALID", 'the query is no object; write {"filter": "…"}')
         if self._asking is not None and not self._asking.done():
             return refusal(429, "UNAVAILABLE", "another query is running; this process answers one at a time", "1")
-        return await self._answered(asked)
-
-    async def _answered(self, asked: Mapping[str, Any]) -> web.StreamResponse:
         caller, ask = Caller(), partial(self._live.source.ask, asked)
-        self._asking = asyncio.wrap_future(in_a_thread(partial(caller.run, ask), _STATUSES))
+        self._asking = asyncio.wrap_future(in_a_thread(partial(caller.run, ask), {"INVALID": 400, "UNAVAILABLE": 503}))
         try:
             return response(await asyncio.wait_for(asyncio.shield(self._asking), QUERY_SECONDS))
         except TimeoutError:
