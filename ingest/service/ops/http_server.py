@@ -86,7 +86,7 @@ class HttpServer:
             raise Invalid(
                 f"{setting}: cannot listen on {host}:{port} ({error.strerror}); choose another port, or 0"
             ) from None
-        self.url = f"{guard.scheme('http', 'https')}://{url_host(host)}:{self.port}"
+        self.url = f"{'https' if guard.context else 'http'}://{url_host(host)}:{self.port}"
 
     def close(self) -> None:
         """Stop listening; answers in progress are cut off."""
@@ -153,7 +153,7 @@ class HttpServer:
         """Return why a request is rejected that a page of another site may have sent through a browser; None
         otherwise."""
         host = request.headers.get("Host", "")  # `request.host` would look up the system's host name without it
-        named = None if self._guard.token or request.path == ALIVE else other_name(host, self._host)
+        named = None if self._guard.tokens or request.path == ALIVE else other_name(host, self._host)
         asks = request.path in DATA or request.method == "POST"
         return named or (other_site(request.headers) if asks else None)
 

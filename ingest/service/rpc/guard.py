@@ -229,12 +229,11 @@ class Guard:
     Thread safety. Immutable. No repr contains secrets.
     """
 
-    token: bytes = field(default=b"", repr=False)
-    """A token that never changes, with the role admin. If `tokens` is set: empty exactly if no token is required."""
+    tokens: Tokens | None = field(default=None, repr=False)
+    """The valid tokens. None: no token is required, and every caller is an admin."""
     certificate: bytes = field(default=b"", repr=False)
     key: bytes = field(default=b"", repr=False)
     context: ssl.SSLContext | None = field(default=None, repr=False)
-    tokens: Tokens | None = field(default=None, repr=False)
     refused: Refused = field(default_factory=Refused, repr=False, compare=False)
     """Counts the rejected requests."""
     client_ca: bytes = field(default=b"", repr=False)
@@ -246,10 +245,9 @@ class Guard:
 
         Raises: Invalid for a token that cannot be resolved, and for files that are not a certificate and its key.
         """
-        token = resolve_one("daemon.token", daemon.token, environ).encode()
-        tokens = Tokens(daemon, environ) if token else None
+        tokens = Tokens(daemon, environ) if daemon.token.get_secret_value() else None
         if not daemon.tls_cert:
-            return cls(token, tokens=tokens)
+            return cls(tokens)
         certificate, key = read_pem(daemon.tls_cert, "daemon.tls_cert"), read_pem(daemon.tls_key, "daemon.tls_key")
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -263,36 +261,29 @@ class Guard:
                 raise Invalid(f"{text} ({getattr(error, 'reason', None) or error})") from None
             # Kubernetes probes cannot present a certificate; the pages decide what a client without one may read
             context.verify_mode = ssl.CERT_OPTIONAL
-        return cls(token, certificate, key, context, tokens, client_ca=client_ca)
+        return cls(tokens, certificate, key, context, client_ca=client_ca)
 
     @property
     def complete(self) -> bool:
         """Whether token and TLS are set, as required to listen on an address that other machines can reach."""
-        return bool(self.token and self.context)
+        return bool(self.tokens and self.context)
 
     def role(self, header: str | None) -> Role | None:
         """Return the role of an Authorization header; None for a wrong token.
 
         Every wrong token takes the same time. Without a configured token every caller is an admin.
         """
-        if not self.token:
+        if self.tokens is None:
             return "admin"
         kind, _, given = (header or "").partition(" ")
         sent = given.strip().encode("utf-8", "surrogateescape")
-        if self.tokens is not None:
-            role = self.tokens.role(sent)
-        else:
-            role = "admin" if hmac.compare_digest(sent, self.token) else None
+        role = self.tokens.role(sent)
         return role if kind.lower() == "bearer" else None
-
-    def admits(self, header: str | None) -> bool:
-        """Return whether an Authorization header has a valid token, which permits reads."""
-        return self.role(header) is not None
 
     def flight_options(self) -> dict[str, Any]:
         """Return the arguments for a Flight server."""
         options: dict[str, Any] = {}
-        if self.token:
+        if self.tokens:
             options["middleware"] = {_BEARER: _BearerFactory(self)}
         if self.context:
             options["tls_certificates"] = [(self.certificate, self.key)]
@@ -300,15 +291,11 @@ class Guard:
             options |= {"verify_client": True, "root_certificates": self.client_ca}
         return options
 
-    def scheme(self, plain: str, secured: str) -> str:
-        """Return the URL scheme `secured` with TLS, else `plain`."""
-        return secured if self.context else plain
-
 
 def role_of(context: flight.ServerCallContext, guard: Guard) -> Role:
     """Return the role of the caller of a Flight call that `guard` has admitted."""
     found = context.get_middleware(_BEARER)
-    if found is None and guard.token:
+    if found is None and guard.tokens:
         raise flight.FlightUnauthenticatedError(REFUSED)
     return "admin" if found is None else found.role
 
