@@ -128,7 +128,11 @@ class Peer:
             answer = self._act("release", ASK_TIMEOUT, region=str(region), read=read)
         except _ERRORS as error:
             raise self._tls.translated(error, self.endpoint) from None
-        return _released(answer.get("ended"), region)
+        # Earlier versions only report whether the writer has ended; the claim then reads storage.
+        with suppress(WalError, ValueError, TypeError, KeyError):
+            released = Released.of_json(answer.get("ended"))
+            return released if released.manifest.region_id == region else None
+        return None
 
     # ---- inside --------------------------------------------------------------------------------------------------
 
@@ -227,15 +231,3 @@ def refuse_other_protocols(endpoints: Iterable[str], access: Access, table: str)
                 continue
             if error.details.get("reason") == PROTOCOL or denies_access(error):
                 raise error
-
-
-def _released(told: Any, region: UUID) -> Released | None:
-    """Return a peer's information about the region that it released; None if it cannot be read.
-
-    Earlier versions only report whether the writer has ended; the claim then reads storage.
-    """
-    try:
-        found = Released.of_json(told)
-    except (WalError, ValueError, TypeError, KeyError):
-        return None
-    return found if found.manifest.region_id == region else None
