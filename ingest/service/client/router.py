@@ -298,7 +298,7 @@ class Router:
             if self.table in (None, answer.get("table", self.table)):  # ports are reused
                 answers[asked[answered]] = answer
             owners = believed(answers.items(), self.table)
-            if all(
+            if all(  # every region has a new claim, so missing answers can add nothing
                 region in owners and (region not in before or owners[region].epoch > before[region].epoch)
                 for region in self.regions
             ):
