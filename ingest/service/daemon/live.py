@@ -16,7 +16,6 @@ from memwal.ingest.service.daemon.balancer import Balancer
 from memwal.ingest.service.daemon.pages import DaemonPages
 from memwal.ingest.service.daemon.peers import Place
 from memwal.ingest.service.ops import skew
-from memwal.ingest.service.ops.health import of_commits, of_regions, unclaimed_regions
 from memwal.ingest.service.ops.history import Sample, counts_of
 from memwal.ingest.service.ops.live import levels
 from memwal.ingest.service.ops.pages import Page
@@ -134,9 +133,8 @@ class DaemonSource:
         figures: Mapping[str, Any],
     ) -> Situation:
         share, meters = self._pages.share, table.regions.context.meters.regions().values()
-        reasons = [*self._pages.health.reasons(), *of_regions(held), *of_commits(table.upkeep.failures)]
         return Situation(
-            reasons + ([] if share is None else unclaimed_regions(share.missing())),
+            self._pages.known_reasons(table, held),
             regions=len(table.regions.order),
             alone=share is None,
             behind=behind,

@@ -49,11 +49,11 @@ class Actions:
     async def _answered(self, path: str, act: Act, request: web.Request) -> web.StreamResponse:
         call, peer = f"POST {path}", str(request.remote)
         if (refused := self._log.refusal(request[ROLE], "admin", call, peer)) is not None:
-            return refusal(403, "INVALID", refused, why="role")
+            return refusal(403, refused, why="role")
         try:
             asked = await _asked(path, request)
         except Invalid as error:
-            return refusal(400, "INVALID", error.message)
+            return refusal(400, error.message)
         running = self._running.get(path)
         joined = running is not None and not running[1].done()
         if running is None or not joined:
@@ -61,7 +61,7 @@ class Actions:
             running = asked, asyncio.wrap_future(in_a_thread(lambda: Page.of(act(asked, peer)), STATUSES))
             self._running[path] = running
         elif running[0] != asked:
-            return refusal(429, "UNAVAILABLE", f"another {path} is running; ask again when it is done", "1")
+            return refusal(429, f"another {path} is running; ask again when it is done", "1")
         page = await asyncio.shield(running[1])
         return response(Page.of(json.loads(page.body) | {"joined": True}, page.status) if joined else page)
 

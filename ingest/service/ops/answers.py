@@ -77,10 +77,11 @@ def response(page: Page, headers: Mapping[str, str] | None = None) -> web.Respon
     return web.Response(body=page.body, status=page.status, headers=sent)
 
 
-def refusal(status: int, kind: str, message: str, retry_after: str = "", why: Why | None = None) -> web.Response:
+def refusal(status: int, message: str, retry_after: str = "", why: Why | None = None) -> web.Response:
     """Return the answer to a rejected request. `retry_after`: seconds. `why`: the reason if `status` does not show
     it."""
     headers = {"Retry-After": retry_after} if retry_after else {}
+    kind = "UNAVAILABLE" if status in (429, 503, 504) else "INVALID"
     answer = response(Page.of({"error": {"kind": kind, "message": message}}, status), headers)
     if why is not None:
         answer[WHY] = why

@@ -130,9 +130,9 @@ class HttpServer:
         """Return the answer to a parsed request, or its rejection."""
         presented = request.get_extra_info("peercert")  # TLS has verified it
         if self._guard.client_ca and request.path not in PROBES and not presented:
-            return refusal(403, "INVALID", _NO_CERTIFICATE, why="certificate")
+            return refusal(403, _NO_CERTIFICATE, why="certificate")
         if (foreign := self._foreign(request)) is not None:
-            return refusal(403, "INVALID", foreign)
+            return refusal(403, foreign)
         given = request.headers.get("Authorization")
         role = self._guard.role(given)
         admitted, request[ROLE] = role is not None, role
@@ -140,14 +140,14 @@ class HttpServer:
         if not (admitted or request[IS_BRIEF] or request.path in OPEN):
             return response(Page.of({"error": REFUSED}, 401), {"WWW-Authenticate": "Bearer"})
         if (request.content_length or 0) > QUERY_BYTES:  # reject before reading
-            return refusal(413, "INVALID", f"the body is longer than {QUERY_BYTES} bytes")
+            return refusal(413, f"the body is longer than {QUERY_BYTES} bytes")
         try:
             return await handler(request)
         except web.HTTPException as error:
             allowed = {name: error.headers[name] for name in ("Allow",) if name in error.headers}
             return response(Page.of({"error": error.reason}, error.status), allowed)
         except web.RequestPayloadError:
-            return refusal(400, "INVALID", "the body is not as its headers say")
+            return refusal(400, "the body is not as its headers say")
 
     def _foreign(self, request: web.Request) -> str | None:
         """Return why a request is rejected that a page of another site may have sent through a browser; None

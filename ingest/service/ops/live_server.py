@@ -83,9 +83,7 @@ class LiveServer:
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         if self._ticks.readers >= READERS:
-            return refusal(
-                503, "UNAVAILABLE", f"{READERS} pages are open already; close one, or read /live", "5", "busy"
-            )
+            return refusal(503, f"{READERS} pages are open already; close one, or read /live", "5", "busy")
         stream = web.StreamResponse(headers=_OF_EVENTS)
         self._ticks.readers += 1
         try:
@@ -103,19 +101,19 @@ class LiveServer:
 
     async def _query(self, request: web.Request) -> web.StreamResponse:
         if request.content_type != "application/json":
-            return refusal(415, "INVALID", "send the query as JSON, with Content-Type: application/json")
+            return refusal(415, "send the query as JSON, with Content-Type: application/json")
         if request.content_length is None and "Transfer-Encoding" not in request.headers:
-            return refusal(411, "INVALID", "send the length of the query, as Content-Length")
+            return refusal(411, "send the length of the query, as Content-Length")
         try:
             asked = json.loads(await asyncio.wait_for(request.read(), PATIENCE))
         except (ValueError, RecursionError):
-            return refusal(400, "INVALID", "the query is not JSON")
+            return refusal(400, "the query is not JSON")
         except TimeoutError:
-            return refusal(408, "INVALID", f"the query did not arrive within {PATIENCE:g} s")
+            return refusal(408, f"the query did not arrive within {PATIENCE:g} s")
         if not isinstance(asked, dict):
-            return refusal(400, "INVALID", 'the query is no object; write {"filter": "…"}')
+            return refusal(400, 'the query is no object; write {"filter": "…"}')
         if self._asking is not None and not self._asking.done():
-            return refusal(429, "UNAVAILABLE", "another query is running; this process answers one at a time", "1")
+            return refusal(429, "another query is running; this process answers one at a time", "1")
         caller, ask = Caller(), partial(self._live.source.ask, asked)
         self._asking = asyncio.wrap_future(in_a_thread(partial(caller.run, ask), {"INVALID": 400, "UNAVAILABLE": 503}))
         try:
@@ -123,7 +121,7 @@ class LiveServer:
         except TimeoutError:
             caller.leave()
             text = f"no answer within {QUERY_SECONDS:g} s; ask for less: a filter on an indexed column, fewer rows"
-            return refusal(504, "UNAVAILABLE", text)
+            return refusal(504, text)
 
 
 class _Ticks:
