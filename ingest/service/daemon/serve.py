@@ -14,8 +14,8 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
 from typing import TextIO, TypeVar
 
 from memwal import wal
@@ -144,7 +144,7 @@ class _Daemon:
             # several daemons agree on their shares instead
             again = ClaimsAgain(table, owners, context.clock, pause) if self._alone else None
             self._show(table, again)
-            share = stack.enter_context(_sharing(table, place, stop, settings))
+            share = self._share(table, stack)
             if not stop.is_set():
                 self._pages.serves(share)
                 ready(place.endpoint)
@@ -199,6 +199,23 @@ class _Daemon:
         self._service.table = table
         table.announce(self._place.endpoint)
         self._pages.shows(table, *(() if again is None else (again.notice,)))
+
+    def _share(self, table: Table, stack: ExitStack) -> Balancer | None:
+        """Claim this daemon's share of the regions, and maintain it until `stack` ends; None for a single daemon.
+
+        Returns once the share is complete, or `stop` is set. Raises: the refusal of a peer.
+        """
+        if self._alone:
+            return None
+        place, access, read_ahead = self._place, Access.of(self._settings), self._settings.daemon.read_ahead
+        share = Balancer(table, place.endpoint, place.endpoints, wal.SystemClock(), access, read_ahead)
+        place.heard, place.look, place.gives = share.heard, share.look, share.gives
+        share.start()
+        stack.callback(share.stop)
+        while not self._stop.is_set() and not share.wait_settled(LOOK_EVERY):
+            if share.refusal is not None:  # both have started at the same time
+                raise share.refusal
+        return share
 
     def _broken(self, table: Table) -> str | None:
         """Return why a single daemon has to end. One of several claims a stopped region again instead."""
@@ -264,28 +281,6 @@ def _listening_http(settings: Settings, pages: DaemonPages, place: Place, guard:
     live.start()
     stack.callback(live.stop)
     return server.url
-
-
-@contextmanager
-def _sharing(table: Table, place: Place, stop: threading.Event, settings: Settings) -> Iterator[Balancer | None]:
-    """Return a context that claims and maintains this daemon's share of the regions; None for a single daemon.
-
-    The context is entered once the share is complete, or `stop` is set.
-    """
-    if len(place.endpoints) < 2:
-        yield None
-        return
-    access, read_ahead = Access.of(settings), settings.daemon.read_ahead
-    share = Balancer(table, place.endpoint, place.endpoints, wal.SystemClock(), access, read_ahead)
-    place.heard, place.look, place.gives = share.heard, share.look, share.gives
-    share.start()
-    try:
-        while not stop.is_set() and not share.wait_settled(LOOK_EVERY):
-            if share.refusal is not None:  # both have started at the same time
-                raise share.refusal
-        yield share
-    finally:
-        share.stop()
 
 
 def check_addresses(settings: Settings, environ: Mapping[str, str], *, free: bool = True) -> Guard:
