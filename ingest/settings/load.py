@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import GenericAlias
 from typing import Any
@@ -67,7 +67,7 @@ def load(
 def pipelines_of(path: str | Path) -> tuple[str, ...]:
     """Return the argument of `load` for each pipeline of a file; `path` itself if it names one or the file has none."""
     file, chosen = _split(path)
-    names = () if chosen else _pipelines(file, _read(file))
+    names: Iterable[str] = () if chosen else _pipelines(file, _read(file))
     return tuple(f"{file}:{name}" for name in names) or (str(path),)
 
 
