@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar, copy_context
 from functools import partial
 from typing import TypeVar
@@ -140,30 +140,44 @@ def present() -> Caller | None:
     return _PRESENT.get()
 
 
+def left() -> bool:
+    """Return whether the caller of this thread's work has left."""
+    caller = _PRESENT.get()
+    return caller is not None and caller.left
+
+
+def ending(end: Callable[[], object]) -> AbstractContextManager[None]:
+    """Return a context in which the caller of this thread's work calls `end` when it leaves; see `Caller.ending`."""
+    caller = _PRESENT.get()
+    return nullcontext() if caller is None else caller.ending(end)
+
+
 def expect_waiting() -> None:
     """Check that the caller of this thread still waits.
 
     Raises: Unavailable if it has left, so that no further work begins; Invalid if the call has exceeded its time.
     """
-    caller = _PRESENT.get()
-    if caller is not None and caller.left:
+    if left():
         raise given_up()
-    if caller is not None and caller.allowance is not None:
-        caller.allowance.expect_time()
+    if (allowance := _allowance()) is not None:
+        allowance.expect_time()
 
 
 def hold(size: int) -> None:
     """Count bytes of rows that this thread's call has gathered. Raises: Invalid above the limit."""
-    caller = _PRESENT.get()
-    if caller is not None and caller.allowance is not None:
-        caller.allowance.hold(size)
+    if (allowance := _allowance()) is not None:
+        allowance.hold(size)
 
 
 def expect_room(size: int) -> None:
     """Check that this thread's call may gather `size` more bytes of rows. Raises: Invalid above the limit."""
+    if (allowance := _allowance()) is not None:
+        allowance.expect_room(size)
+
+
+def _allowance() -> Allowance | None:
     caller = _PRESENT.get()
-    if caller is not None and caller.allowance is not None:
-        caller.allowance.expect_room(size)
+    return None if caller is None else caller.allowance
 
 
 def given_up() -> Unavailable:

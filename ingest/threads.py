@@ -171,6 +171,14 @@ class CallThreads:
             return None
 
 
+def start(name: str, call: Callable[[], T]) -> Future[T]:
+    """Start `call` in a new daemon thread, which no pool can delay; return its result."""
+    job: Future[T] = Future()
+    job.set_running_or_notify_cancel()
+    threading.Thread(target=_settle, args=(job, call), name=name, daemon=True).start()
+    return job
+
+
 _side_threads: CallThreads
 
 

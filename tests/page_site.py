@@ -33,7 +33,7 @@ class Site:
         from memwal.ingest.service.ops.storage import StorageCollector, StorageRates
         from memwal.ingest.service.rpc.credentials import Access
         from memwal.ingest.service.rpc.guard import Guard
-        from memwal.ingest.settings.sections import CostSettings
+        from memwal.ingest.settings.sections import CostSettings, DaemonSettings
         from memwal.wal import SystemClock
 
         self.pages = DaemonPages(Scrape())
@@ -44,7 +44,8 @@ class Site:
         storage = StorageRates(StorageCollector(CostSettings()), CostSettings(), clock)
         self.source = DaemonSource(self.pages, Place("grpc://here:1"), "before", Access(), clock, storage)
         self.live = Live("daemon", self.source, self.events, clock)
-        self.guard = guard or Guard(token.encode())
+        daemon = DaemonSettings(token="env:TOKEN") if token else DaemonSettings()
+        self.guard = guard or Guard.of(daemon, {"TOKEN": token})
         self.pages.scrape.add(RefusedCollector(self.guard.refused))
         shown = {"setting": "daemon.http_port", "live": self.live, "acts": self.pages.acts(), **options}
         self.server = HttpServer("127.0.0.1", 0, self.pages.pages(), self.guard, **shown)

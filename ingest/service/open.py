@@ -114,13 +114,8 @@ def _check_arguments(
                 f"create_index({column!r}, {kind!r}), or leave the argument out"
             )
     if schema is not None and [(f.name, f.type) for f in schema] != [(f.name, f.type) for f in base.schema]:
-        raise Invalid(
-            f"schema: the table at {base.uri} has another one ({_columns(base.schema)}); leave the argument out"
-        )
-
-
-def _columns(schema: pa.Schema) -> str:
-    return ", ".join(f"{field.name} {field.type}" for field in schema)
+        columns = ", ".join(f"{field.name} {field.type}" for field in base.schema)
+        raise Invalid(f"schema: the table at {base.uri} has another one ({columns}); leave the argument out")
 
 
 def asking(settings: Settings, environ: Mapping[str, str]) -> Ask:

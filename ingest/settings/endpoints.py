@@ -5,7 +5,8 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Sequence
 
-from memwal.ingest.settings.model import Settings
+from memwal.ingest.errors import Invalid
+from memwal.ingest.settings.sections import DaemonSettings, Settings
 
 SCHEME, TLS = "grpc://", "grpc+tls://"
 
@@ -43,23 +44,20 @@ def expanded(endpoints: Sequence[str], workers: int) -> list[str]:
     return every
 
 
-def own_endpoint(
-    endpoints: Sequence[str], host: str, port: int, advertise: str = "", scheme: str = SCHEME
-) -> str | None:
-    """Return the endpoint in `endpoints` of the daemon at `host` and `port`; None if it is not listed.
+def own_endpoint(daemon: DaemonSettings) -> str | None:
+    """Return the one of `daemon.endpoints` that is this daemon: `daemon.advertise`, or host and port. None without
+    endpoints.
 
-    `advertise`: the daemon's own endpoint, if it differs from host and port.
+    Raises: Invalid if this daemon is not one of them.
     """
-    wanted = advertise or endpoint_of(host, port, scheme)
-    return wanted if wanted in endpoints else None
-
-
-def not_listed_text(host: str, port: int, scheme: str = SCHEME) -> str:
-    """Return the error text for a daemon that is not one of the endpoints."""
-    return (
-        f"daemon.endpoints: {endpoint_of(host, port, scheme)}, this daemon's host and port, is not one of them; add "
-        "it, or set daemon.advertise to the endpoint that it is"
-    )
+    here = endpoint_of(daemon.host, daemon.port, scheme_of(daemon.tls_cert))
+    mine = daemon.advertise or here
+    if daemon.endpoints and mine not in daemon.endpoints:
+        raise Invalid(
+            f"daemon.endpoints: {here}, this daemon's host and port, is not one of them; add it, or set "
+            "daemon.advertise to the endpoint that it is"
+        )
+    return mine if daemon.endpoints else None
 
 
 def configured_endpoint(settings: Settings) -> str | None:

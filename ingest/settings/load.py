@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import GenericAlias
 from typing import Any
@@ -16,9 +16,9 @@ from pydantic import ValidationError
 
 from memwal.ingest.errors import Invalid
 from memwal.ingest.secret_refs import redacted
-from memwal.ingest.settings.model import Settings
 from memwal.ingest.settings.problems import Problem, of_section, section_type, unknown_section
 from memwal.ingest.settings.rules import conflicts, relations
+from memwal.ingest.settings.sections import Settings
 from memwal.ingest.settings.values import Section
 from memwal.ingest.suggest import suggestion
 
@@ -49,8 +49,14 @@ def load(
     lines += _fold_environment(raw, origins, environ)
     for section, values in (overrides or {}).items():
         raw.setdefault(section, {}).update(values)
-    settings, problems = _validate(raw)
-    for problem in problems:
+    refused: set[tuple[str, str]] = set()
+    sections: dict[str, Section] = {}
+    problems: list[Problem] = []
+    for section in Settings.model_fields:
+        sections[section], section_problems = _validated(section, raw.get(section, {}), refused)
+        problems += section_problems
+    settings = Settings(**sections)  # type: ignore[arg-type]
+    for problem in [*problems, *relations(settings, refused)]:
         origin = origins.get((problem.section, problem.key.partition(".")[0]), name)
         lines.append(_line(origin, problem))
     if lines:
@@ -61,11 +67,8 @@ def load(
 def pipelines_of(path: str | Path) -> tuple[str, ...]:
     """Return the argument of `load` for each pipeline of a file; `path` itself if it names one or the file has none."""
     file, chosen = _split(path)
-    return (
-        (str(path),)
-        if chosen
-        else tuple(f"{file}:{name}" for name in _pipelines(str(file), _read(file))) or (str(path),)
-    )
+    names: Iterable[str] = () if chosen else _pipelines(file, _read(file))
+    return tuple(f"{file}:{name}" for name in names) or (str(path),)
 
 
 def load_every(path: str | Path, environ: Mapping[str, str]) -> dict[str, Settings]:
@@ -97,12 +100,18 @@ def _sections(source: str | Path | Mapping[str, Any] | None) -> tuple[str, dict[
         return "settings", dict(source or {})
     file, chosen = _split(source)
     content = _read(file)
-    pipelines = _pipelines(str(file), content)
+    pipelines = _pipelines(file, content)
     if not pipelines and not chosen:
         return str(file), content
     chosen = chosen or (next(iter(pipelines)) if len(pipelines) == 1 else "")
     if chosen not in pipelines:
-        raise Invalid(_unknown_pipeline(str(file), chosen, pipelines))
+        if not pipelines:
+            text = f"it has no [{PIPELINES}], so no pipeline {chosen!r}; give the path of the file alone"
+        elif not chosen:
+            text = f"it has several pipelines; choose one: {', '.join(f'{file}:{name}' for name in pipelines)}"
+        else:
+            text = f"it has no pipeline {chosen!r}{suggestion(chosen, pipelines)}"
+        raise Invalid(f"{file}: {text}")
     merged = {key: value for key, value in content.items() if key != PIPELINES}
     for section, values in pipelines[chosen].items():
         both = isinstance(values, Mapping) and isinstance(merged.get(section), Mapping)
@@ -116,20 +125,11 @@ def _split(path: str | Path) -> tuple[Path, str]:
     return (Path(file), name) if colon and not Path(path).exists() else (Path(path), "")
 
 
-def _pipelines(name: str, content: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+def _pipelines(file: Path, content: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
     pipelines = content.get(PIPELINES, {})
     if not isinstance(pipelines, Mapping) or not all(isinstance(pipeline, Mapping) for pipeline in pipelines.values()):
-        raise Invalid(f"{name}: [{PIPELINES}] must hold tables by name, such as [{PIPELINES}.orders.table]")
+        raise Invalid(f"{file}: [{PIPELINES}] must hold tables by name, such as [{PIPELINES}.orders.table]")
     return pipelines
-
-
-def _unknown_pipeline(name: str, chosen: str, pipelines: Mapping[str, object]) -> str:
-    if not pipelines:
-        return f"{name}: it has no [{PIPELINES}], so no pipeline {chosen!r}; give the path of the file alone"
-    if not chosen:
-        paths = ", ".join(f"{name}:{pipeline}" for pipeline in pipelines)
-        return f"{name}: it has several pipelines; choose one: {paths}"
-    return f"{name}: it has no pipeline {chosen!r}{suggestion(chosen, pipelines)}"
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -193,37 +193,20 @@ def _from_text(section: str, key: str, text: str) -> Any:
 # ---- validation ----------------------------------------------------------------------------------------------------
 
 
-def _validate(raw: Raw) -> tuple[Settings, list[Problem]]:
-    problems: list[Problem] = []
-    refused: set[tuple[str, str]] = set()
-    sections: dict[str, Section] = {}
-    for name in Settings.model_fields:
-        sections[name], section_problems = _validate_section(name, raw.get(name, {}), refused)
-        problems += section_problems
-    settings = Settings(**sections)  # type: ignore[arg-type]
-    return settings, [*problems, *relations(settings, refused)]
-
-
-def _validate_section(
-    name: str, values: dict[str, Any], refused: set[tuple[str, str]]
-) -> tuple[Section, list[Problem]]:
-    """Return the section and its problems. Rejected values are left out of it and added to `refused`."""
+def _validated(name: str, values: dict[str, Any], refused: set[tuple[str, str]]) -> tuple[Section, list[Problem]]:
+    """Return a section and its problems. Rejected values are left out of the section and added to `refused`: an entry
+    of a table, or else the whole value."""
     model = section_type(name)
     try:
         return model.model_validate(values), []
     except ValidationError as error:
         kept = {key: dict(value) if isinstance(value, dict) else value for key, value in values.items()}
         for detail in error.errors(include_url=False):
-            _leave_out(kept, name, detail["loc"], refused)
+            key, *entry = detail["loc"]
+            if entry and isinstance(kept.get(str(key)), dict):
+                kept[str(key)].pop(entry[0], None)
+                refused.add((name, f"{key}.{entry[0]}"))
+            else:
+                kept.pop(str(key), None)
+                refused.add((name, str(key)))
         return model.model_validate(kept), of_section(name, error)
-
-
-def _leave_out(kept: dict[str, Any], section: str, loc: tuple[int | str, ...], refused: set[tuple[str, str]]) -> None:
-    """Remove the rejected entry from its table, or else the whole value."""
-    key = str(loc[0])
-    if len(loc) > 1 and isinstance(kept.get(key), dict):
-        kept[key].pop(loc[1], None)
-        refused.add((section, f"{key}.{loc[1]}"))
-    else:
-        kept.pop(key, None)
-        refused.add((section, key))

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from memwal.ingest.settings.model import Settings
+from memwal.ingest.settings.sections import Settings
 from memwal.ingest.settings.values import Section
 from memwal.ingest.suggest import suggestion
 
@@ -76,15 +76,9 @@ def _problem(section: str, error: ErrorDetails) -> Problem:
     if not key:
         return Problem(section, "", f"must be a table of settings: write [{section}] and its keys below")
     value = "" if key in _HIDDEN_FIELDS else f" = {error['input']!r}"
-    return Problem(section, key, f"{_dotted(error['loc'])}{value} {_text(error)}")
-
-
-def _dotted(loc: tuple[int | str, ...]) -> str:
-    """Format a location: `columns.price` in a table, `key[0]` in a list; names of union branches are left out."""
-    text = str(loc[0])
-    for part in loc[1:2]:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}"
-    return text
+    # columns.price in a table, key[0] in a list; further parts are names of union branches
+    entry = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"][1:2])
+    return Problem(section, key, f"{key}{entry}{value} {_text(error)}")
 
 
 def _text(error: ErrorDetails) -> str:
@@ -95,8 +89,11 @@ def _text(error: ErrorDetails) -> str:
     if kind in _WANTED:
         return _WANTED[kind]
     if kind == "literal_error":
-        word = "one of " if " or " in context["expected"] else ""
-        return f"must be {word}{context['expected']}{_close_literal(error)}"
+        expected = str(context["expected"])
+        choices = expected.replace(" or ", ", ").replace("'", "").split(", ")
+        close = get_close_matches(str(error["input"]), choices, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        return f"must be {'one of ' if ' or ' in expected else ''}{expected}{hint}"
     if kind.startswith(("greater_than", "less_than")):
         word, limit = next((word, context[name]) for name, word in _LIMITS.items() if name in context)
         return f"must be {word} {limit}"
@@ -104,9 +101,3 @@ def _text(error: ErrorDetails) -> str:
 
 
 _LIMITS = {"gt": "more than", "ge": "at least", "lt": "less than", "le": "at most"}
-
-
-def _close_literal(error: ErrorDetails) -> str:
-    choices = str(error["ctx"]["expected"]).replace(" or ", ", ").replace("'", "").split(", ")
-    close = get_close_matches(str(error["input"]), choices, n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""

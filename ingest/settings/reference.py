@@ -11,8 +11,8 @@ from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
 from memwal.ingest.secret_refs import redacted, shown
-from memwal.ingest.settings.model import Settings
 from memwal.ingest.settings.problems import section_type
+from memwal.ingest.settings.sections import Settings
 from memwal.ingest.settings.values import (
     format_duration,
     format_size,
@@ -65,22 +65,17 @@ def _plain(field: FieldInfo, value: Any, hide: bool) -> Any:
         return format_size(value)
     if isinstance(value, SecretStr):  # always a reference, see `Secret`
         return value.get_secret_value()
-    if isinstance(value, Mapping):
-        return {
-            name: (shown(name, each) if hide else each.get_secret_value())
-            if isinstance(each, SecretStr)
-            else _printable(each, hide)
-            for name, each in value.items()
-        }
-    return _printable(value, hide)
+    return _printable("", value, hide)
 
 
-def _printable(value: Any, hide: bool) -> Any:
-    """Return `value`; with `hide`, without the secrets in its URLs."""
+def _printable(name: str, value: Any, hide: bool) -> Any:
+    """Return the value of the option `name`; with `hide`, without secrets."""
+    if isinstance(value, SecretStr):
+        return shown(name, value) if hide else value.get_secret_value()
     if isinstance(value, Mapping):
-        return {name: _printable(each, hide) for name, each in value.items()}
+        return {key: _printable(key, each, hide) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_printable(each, hide) for each in value]
+        return [_printable("", each, hide) for each in value]
     return redacted(value) if hide and isinstance(value, str) else value
 
 

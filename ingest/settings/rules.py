@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 
@@ -15,9 +15,8 @@ from memwal.flush.base.create import is_version_type
 from memwal.flush.base.row_hash import is_hashed
 from memwal.flush.base.ttl import MAX_SECONDS, MIN_SECONDS, is_time
 from memwal.ingest.settings.endpoints import expanded
-from memwal.ingest.settings.model import Settings, index_spec
 from memwal.ingest.settings.problems import Problem
-from memwal.ingest.settings.sections import KAFKA, DaemonSettings, SourceSettings, TableSettings
+from memwal.ingest.settings.sections import KAFKA, DaemonSettings, Settings, SourceSettings, TableSettings, index_spec
 from memwal.ingest.settings.values import Index, format_duration, format_size
 from memwal.ingest.suggest import suggestion
 from memwal.ingest.values.avro import check_schema
@@ -65,7 +64,7 @@ def conflicts(pipelines: Sequence[Settings]) -> Iterator[str]:
         ("feed directory (source.path)", [settings.source.path for settings in pipelines if settings.source.feed]),
         ("sink.http_port", ports),
     ):
-        for value in dict.fromkeys(each for each in values if values.count(each) > 1):
+        for value in _repeated(values):
             yield f"two pipelines have the same {what}, {value}; give each pipeline its own"
     if any(settings.source.spark != pipelines[0].source.spark for settings in pipelines):
         yield "source.spark: pipelines of one file share a Spark session; set it only in [source] of the file"
@@ -81,16 +80,18 @@ def of_table(table: TableSettings) -> Iterator[Problem]:
             yield Problem("table", "columns", f"columns.{name}: the name is taken by Lance or memwal; rename it")
     yield from _of_version(table)
     yield from _of_ttl(table)
-    yield from _of_indexes(table)
+    schema = pa.schema([(name, parse_type(kind)) for name, kind in table.columns.items()])
+    for column, index in table.indexes.items():
+        if text := _of_index(schema, column, index):
+            yield Problem("table", f"indexes.{column}", f"indexes.{column}: {text}", _column(column))
 
 
 def of_append(settings: Settings) -> Iterator[Problem]:
     """Check settings that are only for tables without a key, or only for tables with one."""
     table, by = settings.table, settings.regions.by
     if table.append_only and table.key:
-        yield Problem(
-            "table", "key", "key is set, but append_only = true means that the table has no key; remove one of the two"
-        )
+        text = "key is set, but append_only = true means that the table has no key; remove one of the two"
+        yield Problem("table", "key", text)
     if table.append_only and settings.wal.format == "arrow":
         text = 'format = "arrow" needs a table with a key; remove it, or remove append_only'
         yield Problem("wal", "format", text)
@@ -99,18 +100,14 @@ def of_append(settings: Settings) -> Iterator[Problem]:
             text = f"{rule} is for puts to an existing key, and append_only = true means no key; remove it"
             yield Problem("table", rule, text)
     if by and not table.append_only:
-        yield Problem(
-            "regions", "by", "by is for tables with append_only = true; other tables are spread by their key; remove it"
-        )
-    for name in dict.fromkeys(name for name in by if by.count(name) > 1):
+        text = "by is for tables with append_only = true; other tables are spread by their key; remove it"
+        yield Problem("regions", "by", text)
+    for name in _repeated(by):
         yield Problem("regions", "by", f"by names {name!r} {by.count(name)} times; name it once")
-    for name in dict.fromkeys(by) if table.columns else ():
-        if name not in table.columns:
-            text = f"by: {name!r} is not a column of [table]{suggestion(name, table.columns)}"
-            yield Problem("regions", "by", text, needs=_column(name))
-        elif not is_hashed(parse_type(table.columns[name])):
-            text = f"by: column {name!r} is {table.columns[name]}; name columns of numbers, text, bytes or times"
-            yield Problem("regions", "by", text)
+    for name in dict.fromkeys(by):
+        absent, label = f"by: {name!r} is not a column of [table]", f"by: column {name!r}"
+        wanted = "name columns of numbers, text, bytes or times"
+        yield from _of_column("regions", "by", name, table.columns, absent, is_hashed, label, wanted)
 
 
 def of_limits(settings: Settings) -> Iterator[Problem]:
@@ -121,20 +118,20 @@ def of_limits(settings: Settings) -> Iterator[Problem]:
             f"unflushed_max = {format_size(memtable.unflushed_max)!r} is less than size_max = "
             f"{format_size(memtable.size_max)!r}: puts would block before the memtable is frozen; raise it"
         )
-        yield Problem("memtable", "unflushed_max", text, needs=(("memtable", "size_max"),))
+        yield Problem("memtable", "unflushed_max", text, (("memtable", "size_max"),))
     commit = settings.commit
     if 0 < commit.pending_max <= commit.ssts_max and commit.interval > 0:
         text = (
             f"pending_max = {commit.pending_max} must be more than ssts_max = {commit.ssts_max}: puts would "
             "block before every commit; raise it, or set 0 for no limit"
         )
-        yield Problem("commit", "pending_max", text, needs=(("commit", "ssts_max"),))
+        yield Problem("commit", "pending_max", text, (("commit", "ssts_max"),))
     if wal.put_timeout > wal.retry_budget:
         text = (
             f"retry_budget = {format_duration(wal.retry_budget)!r} is shorter than one attempt (put_timeout = "
             f"{format_duration(wal.put_timeout)!r}); raise retry_budget or lower put_timeout"
         )
-        yield Problem("wal", "retry_budget", text, needs=(("wal", "put_timeout"),))
+        yield Problem("wal", "retry_budget", text, (("wal", "put_timeout"),))
 
 
 def of_source(settings: Settings) -> Iterator[Problem]:
@@ -146,10 +143,8 @@ def of_source(settings: Settings) -> Iterator[Problem]:
         yield Problem("source", "feed", f"feed = {source.feed!r} equals path; choose another directory for path")
     if source.schema_drift != "ignore":
         yield from _of_drift(settings)
-    for name in source.order_by if columns else ():
-        if name not in columns:
-            text = f"order_by: {name!r} is not a column of [table]{suggestion(name, columns)}"
-            yield Problem("source", "order_by", text, needs=_column(name))
+    for name in source.order_by:
+        yield from _of_column("source", "order_by", name, columns, f"order_by: {name!r} is not a column of [table]")
 
 
 def _of_drift(settings: Settings) -> Iterator[Problem]:
@@ -158,13 +153,13 @@ def _of_drift(settings: Settings) -> Iterator[Problem]:
     if not of_kafka and source.format not in ("json", "parquet", "orc"):
         text = f'schema_drift = "{source.schema_drift}" is for JSON and Avro of Kafka, and for JSON, Parquet and ORC'
         text += " files; remove it, other sources do not name their fields"
-        yield Problem("source", "schema_drift", text, needs=(("source", "format"), ("source", "value_format")))
+        yield Problem("source", "schema_drift", text, (("source", "format"), ("source", "value_format")))
     chosen, needs = ('upsert = "merge"', ("table", "upsert")) if table.upsert == "merge" else ("", ("table", "upsert"))
     if settings.sink.missing:
         chosen, needs = f'sink.missing = "{settings.sink.missing}"', ("sink", "missing")
     if source.schema_drift == "add" and chosen and table.columns:
         text = f'schema_drift = "add": with {chosen} only the columns in [table] columns are put; remove them'
-        yield Problem("source", "schema_drift", text, needs=(needs,))
+        yield Problem("source", "schema_drift", text, (needs,))
 
 
 def of_daemon(settings: Settings) -> Iterator[Problem]:
@@ -178,8 +173,7 @@ def of_daemon(settings: Settings) -> Iterator[Problem]:
             text = f"endpoints: {endpoint!r} is not of the form 'grpc://host:port' or 'grpc+tls://host:port'"
             yield Problem("daemon", "endpoints", text)
             return
-    every = expanded(daemon.endpoints, daemon.workers)
-    for endpoint in dict.fromkeys(endpoint for endpoint in every if every.count(endpoint) > 1):
+    for endpoint in _repeated(expanded(daemon.endpoints, daemon.workers)):
         text = f"endpoints: {endpoint} is listed twice"
         yield Problem("daemon", "endpoints", text + (", counting the workers" if daemon.workers > 1 else ""))
     for given in ("endpoints", "advertise") if daemon.on_spark else ():
@@ -187,10 +181,8 @@ def of_daemon(settings: Settings) -> Iterator[Problem]:
             text = f"{given}: on_spark = {daemon.on_spark} lets Spark place the daemons; remove one of the two"
             yield Problem("daemon", given, text)
             return
-    if daemon.advertise and daemon.advertise not in daemon.endpoints:
-        text = (
-            f"advertise = {daemon.advertise!r} is not one of endpoints{suggestion(daemon.advertise, daemon.endpoints)}"
-        )
+    if (mine := daemon.advertise) and mine not in daemon.endpoints:
+        text = f"advertise = {mine!r} is not one of endpoints{suggestion(mine, daemon.endpoints)}"
         yield Problem("daemon", "advertise", text)
 
 
@@ -200,9 +192,8 @@ def _of_access(daemon: DaemonSettings) -> Iterator[Problem]:
     pairs = ("tls_cert", "tls_key"), ("tls_client_cert", "tls_client_key")
     for given, missing in (*pairs, *(pair[::-1] for pair in pairs)):
         if getattr(daemon, given) and not getattr(daemon, missing):
-            yield Problem(
-                "daemon", missing, f"{missing} is not set, but {given} is; set both the certificate and its key"
-            )
+            text = f"{missing} is not set, but {given} is; set both the certificate and its key"
+            yield Problem("daemon", missing, text)
     if daemon.tls_client_ca and not (daemon.tls_cert or daemon.tls_key):
         text = "tls_client_ca is set, but tls_cert is not; a daemon takes client certificates with TLS only, set both"
         yield Problem("daemon", "tls_client_ca", text)
@@ -230,68 +221,48 @@ def of_tracing(settings: Settings) -> Iterator[Problem]:
 
 def _of_key(table: TableSettings) -> Iterator[Problem]:
     if table.columns and not table.key and not table.append_only:
-        yield Problem(
-            "table",
-            "key",
+        text = (
             f'key is empty; name the columns that identify a row, such as key = ["{next(iter(table.columns))}"], or '
-            "write append_only = true for a table that has no key and keeps every row",
+            "write append_only = true for a table that has no key and keeps every row"
         )
-    for name in dict.fromkeys(name for name in table.key if table.key.count(name) > 1):
+        yield Problem("table", "key", text)
+    for name in _repeated(table.key):
         yield Problem("table", "key", f"key names {name!r} {table.key.count(name)} times; name it once")
-    for name in dict.fromkeys(table.key) if table.columns else ():
-        if name not in table.columns:
-            text = f"key column {name!r} is not among columns{suggestion(name, table.columns)}"
-            yield Problem("table", "key", text, needs=_column(name))
-        elif not is_key_type(parse_type(table.columns[name])):
-            yield Problem(
-                "table",
-                "key",
-                f"key column {name!r} is {table.columns[name]}; a key column is integer, text, binary or bool",
-            )
+    for name in dict.fromkeys(table.key):
+        label, wanted = f"key column {name!r}", "a key column is integer, text, binary or bool"
+        absent = f"{label} is not among columns"
+        yield from _of_column("table", "key", name, table.columns, absent, is_key_type, label, wanted)
 
 
 def _of_ttl(table: TableSettings) -> Iterator[Problem]:
     name, seconds = table.ttl_column, table.ttl_seconds
+    needs = (("table", "ttl"),)
     if seconds and not name:
         text = f"ttl = {table.ttl!r} needs the column that has the time of a row; set ttl_column too"
-        yield Problem("table", "ttl_column", text, needs=(("table", "ttl"),))
+        yield Problem("table", "ttl_column", text, needs)
     if name and seconds is None:
         text = f"ttl_column = {name!r} has no effect without ttl; set ttl too, or remove ttl_column"
-        yield Problem("table", "ttl_column", text, needs=(("table", "ttl"),))
+        yield Problem("table", "ttl_column", text, needs)
     if seconds and not MIN_SECONDS <= seconds <= MAX_SECONDS:
         yield Problem("table", "ttl", f"ttl = {table.ttl!r}: give at least 1s, and at most 36500d")
-    if not name or not table.columns:
-        return
-    if name not in table.columns:
-        text = f"ttl_column = {name!r} is not among columns{suggestion(name, table.columns)}"
-        yield Problem("table", "ttl_column", text, needs=_column(name))
-    elif not is_time(parse_type(table.columns[name])):
+    if name:
         times = [column for column, kind in table.columns.items() if is_time(parse_type(kind))]
-        text = f"ttl_column {name!r} is {table.columns[name]}; name a column of timestamps or dates"
-        yield Problem("table", "ttl_column", f"{text}{suggestion(name, times)}" if times else text)
+        wanted = "name a column of timestamps or dates" + (suggestion(name, times) if times else "")
+        absent, label = f"ttl_column = {name!r} is not among columns", f"ttl_column {name!r}"
+        yield from _of_column("table", "ttl_column", name, table.columns, absent, is_time, label, wanted)
 
 
 def _of_version(table: TableSettings) -> Iterator[Problem]:
     name = table.version
     if name and table.upsert == "insert":
         text = f'version = {name!r} needs puts that replace rows; remove it, or remove upsert = "insert"'
-        yield Problem("table", "version", text, needs=(("table", "upsert"),))
+        yield Problem("table", "version", text, (("table", "upsert"),))
     if name in table.key:
         yield Problem("table", "version", f"version = {name!r} is part of the key; name a column outside it")
-    elif name and table.columns and name not in table.columns:
-        text = f"version = {name!r} is not among columns{suggestion(name, table.columns)}"
-        yield Problem("table", "version", text, needs=_column(name))
-    elif name and table.columns and not is_version_type(parse_type(table.columns[name])):
-        text = f"version column {name!r} is {table.columns[name]}; name a column of integers, timestamps or dates"
-        yield Problem("table", "version", text, needs=_column(name))
-
-
-def _of_indexes(table: TableSettings) -> Iterator[Problem]:
-    schema = pa.schema([(name, parse_type(kind)) for name, kind in table.columns.items()])
-    for column, index in table.indexes.items():
-        text = _of_index(schema, column, index)
-        if text:
-            yield Problem("table", f"indexes.{column}", f"indexes.{column}: {text}", needs=_column(column))
+    elif name:
+        absent, label = f"version = {name!r} is not among columns", f"version column {name!r}"
+        wanted = "name a column of integers, timestamps or dates"
+        yield from _of_column("table", "version", name, table.columns, absent, is_version_type, label, wanted)
 
 
 def _of_index(schema: pa.Schema, column: str, index: Index) -> str:
@@ -311,6 +282,31 @@ def _of_index(schema: pa.Schema, column: str, index: Index) -> str:
     return ""
 
 
+def _of_column(
+    section: str,
+    key: str,
+    name: str,
+    columns: Mapping[str, str],
+    absent: str,
+    fits: Callable[[pa.DataType], bool] = lambda _: True,
+    label: str = "",
+    wanted: str = "",
+) -> Iterator[Problem]:
+    """Check that `name`, the value of a setting, is one of `columns`, and of a type that `fits`.
+
+    `absent`: the problem of a missing column. `label`, `wanted`: the subject and the remedy of the problem of its type.
+    Nothing is checked without columns.
+    """
+    if columns and name not in columns:
+        yield Problem(section, key, f"{absent}{suggestion(name, columns)}", _column(name))
+    elif columns and not fits(parse_type(columns[name])):
+        yield Problem(section, key, f"{label} is {columns[name]}; {wanted}", _column(name))
+
+
+def _repeated(values: Sequence[str]) -> dict[str, None]:
+    return dict.fromkeys(value for value in values if values.count(value) > 1)
+
+
 def _column(name: str) -> tuple[tuple[str, str], ...]:
     return (("table", f"columns.{name}"),)
 
@@ -326,31 +322,28 @@ def of_kafka(settings: Settings) -> Iterator[Problem]:
         return
     yield from _misplaced(source, _ONLY_FILES, "is for file sources; remove it")
     yield from _of_topics(source)
-    yield from _of_options(source)
+    for name in source.options:
+        if name.lower() in _KAFKA_SETTINGS:
+            yield Problem("source", f"options.{name}", f"options.{name}: set {_KAFKA_SETTINGS[name.lower()]} instead")
+        if name.lower().removeprefix("kafka.") in _SET_BY_SPARK:
+            yield Problem("source", f"options.{name}", f"options.{name}: Spark's source sets it itself; remove it")
     yield from _of_offsets(source)
     yield from _of_values(source)
     if source.delete_when and settings.table.append_only:
-        yield Problem(
-            "source",
-            "delete_when",
-            "delete_when needs a key, and append_only = true means no key; remove one of the two",
-        )
+        text = "delete_when needs a key, and append_only = true means no key; remove one of the two"
+        yield Problem("source", "delete_when", text)
     if settings.table.columns:
         schema = settings.arrow_schema()
         needs = (("table", "columns"), *(("table", f"columns.{name}") for name in settings.table.columns))
         for problem in build(source, schema, settings.table.key)[1]:
-            yield Problem("source", problem.key, problem.text, needs=needs)
+            yield Problem("source", problem.key, problem.text, needs)
 
 
 def _misplaced(source: SourceSettings, names: tuple[str, ...], why: str) -> Iterator[Problem]:
+    """Report those of `names` that differ from their defaults."""
     for name in names:
-        if _is_set(source, name):
+        if getattr(source, name) != SourceSettings.model_fields[name].default:
             yield Problem("source", name, f"{name} {why}")
-
-
-def _is_set(source: SourceSettings, name: str) -> bool:
-    """Return whether a setting differs from its default."""
-    return bool(getattr(source, name) != SourceSettings.model_fields[name].default)
 
 
 def _of_topics(source: SourceSettings) -> Iterator[Problem]:
@@ -373,14 +366,6 @@ def _of_topics(source: SourceSettings) -> Iterator[Problem]:
         yield Problem("source", "topic_pattern", text)
 
 
-def _of_options(source: SourceSettings) -> Iterator[Problem]:
-    for name in source.options:
-        if name.lower() in _KAFKA_SETTINGS:
-            yield Problem("source", f"options.{name}", f"options.{name}: set {_KAFKA_SETTINGS[name.lower()]} instead")
-        if name.lower().removeprefix("kafka.") in _SET_BY_SPARK:
-            yield Problem("source", f"options.{name}", f"options.{name}: Spark's source sets it itself; remove it")
-
-
 def _of_offsets(source: SourceSettings) -> Iterator[Problem]:
     text = source.starting_offsets
     if text in ("earliest", "latest"):
@@ -400,10 +385,9 @@ def _of_values(source: SourceSettings) -> Iterator[Problem]:
     avro = source.value_format == "avro"
     if avro and bool(source.avro_schema) == bool(source.registry):
         yield Problem("source", "value_format", 'value_format = "avro" needs one of avro_schema and registry; set it')
-    for name in ("avro_schema", "registry", "registry_options"):
-        if not avro and _is_set(source, name):
-            text = f'{name} is for value_format = "avro", not for {source.value_format!r}; remove it'
-            yield Problem("source", name, text)
+    if not avro:
+        why = f'is for value_format = "avro", not for {source.value_format!r}; remove it'
+        yield from _misplaced(source, ("avro_schema", "registry", "registry_options"), why)
     yield from _of_schemas(source)
     if source.value_format == "raw" and source.envelope != "none":
         yield Problem("source", "envelope", "envelope needs values with fields; set value_format to json or avro")

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from memwal.ingest.settings.model import is_remote, local_path
+from memwal.ingest.settings.sections import is_remote, local_path
 from memwal.wal.store.local import sync_path
 
 if TYPE_CHECKING:

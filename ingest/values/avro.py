@@ -37,10 +37,23 @@ def decoder(schema: str, registry: str, options: Options) -> Callable[[bytes], A
 
     It raises ValueError with a reason, and Unavailable if the registry does not answer.
     """
-    if registry:
-        return lambda value: _of_registry(value, registry, options)
-    parsed = inline_schema(schema)
-    return lambda value: _decoded(BytesIO(value), len(value), parsed)
+    import fastavro
+
+    inline = None if registry else inline_schema(schema)
+
+    def decode(value: bytes) -> Any:
+        parsed = writer_schema(value, registry, options) if registry else inline
+        stream = BytesIO(value)
+        stream.seek(HEAD if registry else 0)
+        try:
+            decoded = fastavro.schemaless_reader(stream, parsed, None)
+        except Exception as error:  # noqa: BLE001 - whatever the library raises, the value is the cause
+            raise ValueError(f"not Avro of that schema ({type(error).__name__}: {str(error)[:80]})") from None
+        if stream.tell() != len(value):
+            raise ValueError(f"not Avro of that schema: {len(value) - stream.tell()} bytes too many")
+        return decoded
+
+    return decode
 
 
 def check_schema(text: str) -> None:
@@ -59,31 +72,12 @@ def inline_schema(text: str) -> Any:
     return fastavro.parse_schema(json.loads(text))
 
 
-def _of_registry(value: bytes, registry: str, options: Options) -> Any:
-    schema = writer_schema(value, registry, options)
-    stream = BytesIO(value)
-    stream.seek(HEAD)
-    return _decoded(stream, len(value), schema)
-
-
 def writer_schema(value: bytes, registry: str, options: Options) -> Any:
     """Return the schema that the first `HEAD` bytes of a value name. Raises: as a decoder."""
     if len(value) < HEAD or value[0] != MAGIC:
         raise ValueError("the Avro value does not begin with a schema id; for plain Avro set avro_schema, not registry")
     _, number = _HEADER.unpack_from(value)
     return _registered(registry, options, number)
-
-
-def _decoded(stream: BytesIO, size: int, schema: Any) -> Any:
-    import fastavro
-
-    try:
-        decoded = fastavro.schemaless_reader(stream, schema, None)
-    except Exception as error:  # noqa: BLE001 - whatever the library raises, the value is the cause
-        raise ValueError(f"not Avro of that schema ({type(error).__name__}: {str(error)[:80]})") from None
-    if stream.tell() != size:
-        raise ValueError(f"not Avro of that schema: {size - stream.tell()} bytes too many")
-    return decoded
 
 
 @lru_cache(maxsize=1024)

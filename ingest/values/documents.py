@@ -40,17 +40,19 @@ def documents(
     values: Sequence[bytes | None], decode: Callable[[bytes], Any], envelope: str, noun: str = "the value"
 ) -> list[Document]:
     """Return one document per value; an empty one for a null value. `decode` raises ValueError with a reason."""
-    return [Document() if value is None else _document(value, decode, envelope, noun) for value in values]
 
+    def document(value: bytes | None) -> Document:
+        if value is None:
+            return Document()
+        try:
+            decoded = decode(value)
+            if not isinstance(decoded, dict):
+                raise ValueError(f"{noun} is {_kind(decoded)}, not an object")
+            return Document(decoded) if envelope == "none" else opened(decoded)
+        except ValueError as error:
+            return Document(problem=f"parse: {error}")
 
-def _document(value: bytes, decode: Callable[[bytes], Any], envelope: str, noun: str) -> Document:
-    try:
-        decoded = decode(value)
-        if not isinstance(decoded, dict):
-            raise ValueError(f"{noun} is {_kind(decoded)}, not an object")
-        return Document(decoded) if envelope == "none" else opened(decoded)
-    except ValueError as error:
-        return Document(problem=f"parse: {error}")
+    return [document(value) for value in values]
 
 
 def opened(envelope: dict[str, Any]) -> Document:

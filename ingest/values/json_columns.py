@@ -12,7 +12,7 @@ are read, numbers in place of text, and integers out of range. `finished` reject
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -33,7 +33,6 @@ from memwal.ingest.values.values import (
 Path = tuple[str, ...]
 Read = tuple[Path, pa.DataType, str]
 """A field to read: its path, its column's type, the unit of its numbers."""
-_Tree = dict[str, "_Tree | pa.DataType"]
 _WRAPPER: Path = ("payload",)
 _MINUS_ZERO = np.iinfo(np.int64).min  # the bits of -0.0
 _PAYLOAD = re.compile(rb'"payload"\s*:\s*(?={)')
@@ -144,12 +143,9 @@ def _struct(
     if not all(is_fast(kind) for _, kind, _ in fields):
         return None
     text = values.cast(pa.string())  # the reader does not check the encoding
-    tree: _Tree = {}
-    for path, kind, unit in fields:
-        _grow(tree, path, json_type(kind, unit))
-    for path in objects:
-        _grow(tree, path, pa.struct([]))
-    struct = _parsed(text, _schema(tree), other_fields)
+    wanted = [(path, json_type(kind, unit)) for path, kind, unit in fields]
+    schema = pa.schema(_fields([*wanted, *((path, pa.struct([])) for path in objects)]))
+    struct = _parsed(text, schema, other_fields)
     if struct is not None and any(_rounds(at(struct, path), kind, text) for path, kind, _ in fields):
         return None
     return struct
@@ -163,22 +159,21 @@ def at(struct: pa.StructArray, path: Path) -> pa.Array:
     return values
 
 
-def _grow(tree: _Tree, path: Path, kind: pa.DataType) -> None:
-    for name in path[:-1]:
-        below = tree.setdefault(name, {})
-        if not isinstance(below, dict):
-            raise pa.ArrowInvalid(f"{name} is read as a value and as an object")
-        tree = below
-    if tree.setdefault(path[-1], kind) != kind:
-        raise pa.ArrowInvalid(f"{path[-1]} is read as two types")
+def _fields(wanted: Iterable[tuple[Sequence[str], pa.DataType]]) -> list[pa.Field]:
+    """Return the fields of a struct that has a value of each type at its path.
 
-
-def _schema(tree: _Tree) -> pa.Schema:
-    return pa.schema([pa.field(name, _kind(below)) for name, below in tree.items()])
-
-
-def _kind(below: _Tree | pa.DataType) -> pa.DataType:
-    return pa.struct(list(_schema(below))) if isinstance(below, dict) else below
+    Raises: pa.ArrowInvalid for a path with two types, or one that continues below a value.
+    """
+    below: dict[str, dict[tuple[Path, pa.DataType], None]] = {}
+    for (name, *rest), kind in wanted:
+        below.setdefault(name, {})[tuple(rest), kind] = None
+    fields = []
+    for name, parts in below.items():
+        (path, kind), *more = parts
+        if more and not all(each for each, _ in parts):
+            raise pa.ArrowInvalid(f"{name} is read in two ways")
+        fields.append(pa.field(name, pa.struct(_fields(parts)) if path else kind))
+    return fields
 
 
 def _parsed(text: pa.Array, schema: pa.Schema, other_fields: str) -> pa.StructArray | None:
@@ -193,7 +188,9 @@ def _parsed(text: pa.Array, schema: pa.Schema, other_fields: str) -> pa.StructAr
     offsets = pa.array(np.array([0, len(text)], np.int32))
     joined = pc.binary_join(pa.ListArray.from_arrays(offsets, trimmed), "\n")
     buffer = joined[0].as_buffer()
-    if _names_no_number(buffer.to_pybytes(), text):
+    given = buffer.to_pybytes()
+    named = b"NaN" in given or b"Inf" in given  # maybe inside a string
+    if named and pc.any(pc.match_substring_regex(text, r"[:\[,]\s*-?(NaN|Inf)")).as_py():
         return None
     table = reader.read_json(
         pa.BufferReader(buffer),
@@ -203,13 +200,6 @@ def _parsed(text: pa.Array, schema: pa.Schema, other_fields: str) -> pa.StructAr
         ),
     )
     return table.to_struct_array().combine_chunks() if len(table) == len(text) else None
-
-
-def _names_no_number(joined: bytes, text: pa.Array) -> bool:
-    """Return whether the text contains NaN or an infinity, possibly inside a string."""
-    if b"NaN" not in joined and b"Inf" not in joined:
-        return False
-    return bool(pc.any(pc.match_substring_regex(text, r"[:\[,]\s*-?(NaN|Inf)")).as_py())
 
 
 def _rounds(values: pa.Array, kind: pa.DataType, text: pa.Array) -> bool:

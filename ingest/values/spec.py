@@ -256,17 +256,12 @@ def _any(field: pa.Field) -> str:
 def _check_fit(leaf: Leaf) -> None:
     """Raise ValueError for a part whose values can never fit the column."""
     root, kind = leaf.origin.root, leaf.kind
-    if root in PLAIN and not _plain_fits(root, kind):
+    fits = {"timestamp": pa.types.is_timestamp, "topic": is_text}.get(root, pa.types.is_integer)
+    if root in PLAIN and not fits(kind):
         raise ValueError(f"{root} is {PLAIN[root]}, the column is {kind}; change the column's type, or use sql")
     whole = root == HEADERS or (root in (KEY, VALUE) and not leaf.origin.path)
     if whole and pa.types.is_fixed_size_list(kind):
         raise ValueError(f"{leaf.origin} is bytes, the column is a vector; vectors come from JSON or Avro fields")
-
-
-def _plain_fits(root: str, kind: pa.DataType) -> bool:
-    if root == "timestamp":
-        return bool(pa.types.is_timestamp(kind))
-    return is_text(kind) if root == "topic" else bool(pa.types.is_integer(kind))
 
 
 # ---- SQL -----------------------------------------------------------------------------------------------------------

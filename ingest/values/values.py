@@ -15,6 +15,7 @@ import datetime
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
@@ -360,19 +361,14 @@ def bytes_column(values: pa.Array, kind: pa.DataType, unit: str) -> tuple[pa.Arr
     """Return bytes (binary array: keys, headers, raw values) as a column, and the problems; text is UTF-8."""
     if is_bytes(kind):
         return values.cast(pa.binary()), {}
-    try:
-        text = values.cast(pa.string())
-        if is_text(kind):
-            return text, {}
-    except pa.ArrowInvalid:
-        return column(values.to_pylist(), kind, unit, _of_bytes)
-    return column(text.to_pylist(), kind, unit, lambda each, *how: None if each is None else from_text(each, *how))
+    if is_text(kind):
+        with suppress(pa.ArrowInvalid):
+            return values.cast(pa.string()), {}
 
+    def convert(value: bytes | None, *how: Any) -> Any:
+        try:
+            return None if value is None else from_text(value.decode(), *how)
+        except UnicodeDecodeError:
+            raise ValueError(f"{(value or b'')[:_SHOWN]!r} is not UTF-8 text") from None
 
-def _of_bytes(value: bytes | None, kind: pa.DataType, unit: str) -> Any:
-    if value is None:
-        return None
-    try:
-        return from_text(value.decode(), kind, unit)
-    except UnicodeDecodeError:
-        raise ValueError(f"{value[:_SHOWN]!r} is not UTF-8 text") from None
+    return column(values.to_pylist(), kind, unit, convert)

@@ -26,6 +26,7 @@ from memwal.ingest.service.ops.metrics import Scrape
 from memwal.ingest.service.ops.pages import Page, pages_of
 from memwal.ingest.service.rpc.connection import Connection
 from memwal.ingest.service.rpc.guard import Guard
+from memwal.ingest.settings.sections import DaemonSettings
 from tests import fault_proxy as faults
 from tests.conftest import small_sections, toml
 from tests.messages import raises
@@ -264,7 +265,8 @@ def test_who_has_no_token_is_told_only_whether_it_is_ready(monkeypatch: pytest.M
         return [{"reason": "storage", "text": "bucket-of-ours is away"}] if len(asked) < 3 else []
 
     pages = pages_of(Scrape(), found, dict)
-    with closing(HttpServer("127.0.0.1", 0, pages, Guard(b"secret"), setting="daemon.http_port")) as server:
+    guard = Guard.of(DaemonSettings(token="env:TOKEN"), {"TOKEN": "secret"})
+    with closing(HttpServer("127.0.0.1", 0, pages, guard, setting="daemon.http_port")) as server:
         page = f"{server.url}/health/readyz"
         for _ in range(3):
             assert fetch(page) == (503, '{"ready": false}\n')

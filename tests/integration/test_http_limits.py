@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from memwal.ingest.service.ops.http_connections import HEADERS, LINE_BYTES
+from memwal.ingest.service.ops.http_server import other_name, other_site
 from memwal.ingest.service.ops.live_server import DATA, FILES, QUERY_BYTES
-from memwal.ingest.service.ops.same_site import other_name, other_site
 from tests.page_site import Site
 
 HOST = b"Host: localhost\r\n"

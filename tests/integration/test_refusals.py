@@ -25,8 +25,7 @@ from memwal.ingest.service.daemon.service import FlightService
 from memwal.ingest.service.ops.http_server import BRIEF, OPEN
 from memwal.ingest.service.ops.live_server import QUERY_BYTES
 from memwal.ingest.service.rpc.exchange import rows_of
-from memwal.ingest.service.rpc.guard import Guard
-from memwal.ingest.service.rpc.roles import Role
+from memwal.ingest.service.rpc.guard import Guard, Role
 from memwal.ingest.service.rpc.wire import StreamSum, pack
 from memwal.ingest.settings.sections import DaemonSettings
 from tests.integration.test_http_limits import HOST, sent, status

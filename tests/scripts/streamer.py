@@ -17,13 +17,13 @@ from uuid import UUID
 import pyarrow as pa
 
 import memwal
-from memwal.ingest.service.client.connect import connected
+from memwal.ingest.service.client.remote import RemoteTable
 
 
 def main() -> None:
     """Run the program; see the module."""
     endpoint, region, producer, sequence, name, *ids = sys.argv[1:]
-    table = connected(endpoint)
+    table = RemoteTable(endpoint)
     stream = table.open_stream(UUID(region), memwal.Token(producer, int(sequence)))
     rows = pa.Table.from_pylist([{"id": int(id), "name": name} for id in ids], schema=table.schema)
     for batch in rows.to_batches(max_chunksize=2):

@@ -29,11 +29,10 @@ import memwal.ingest.service.daemon.service
 import memwal.ingest.service.rpc.connection
 from memwal.ingest.engine.table.embedded import Table
 from memwal.ingest.service.daemon.limits import Calls, Limits
-from memwal.ingest.service.daemon.operations import Permissions
 from memwal.ingest.service.daemon.peers import Place
 from memwal.ingest.service.daemon.service import FlightService
 from memwal.ingest.service.ops.events import RecentEvents
-from memwal.ingest.service.rpc.guard import Guard
+from memwal.ingest.service.rpc.guard import AccessLog, Guard
 from memwal.ingest.service.rpc.wire import unpack
 from tests.simulation.coverage import Coverage
 from tests.simulation.scheduler import Host, Killed, Scheduler
@@ -215,7 +214,7 @@ class Service:
         del location
         self._guard, self._limits, self._place, self._events = guard, limits, place, events
         self._calls = Calls(limits.calls)
-        self._permissions = Permissions(guard, table.regions.context.clock)
+        self._log = AccessLog(table.regions.context.clock)
         self.table, self.port = table, 0
         network = _NETWORKS[-1]
         actor = network.scheduler.current

@@ -193,11 +193,11 @@ def test_reasons_are_held_until_they_are_released() -> None:
     health = Health()
     health.hold("claiming", "one of two")
     health.hold("claiming", "two of two")
-    health.hold("moving", "to another", region="a")
+    health.hold("moving", "to another")
     assert [each["text"] for each in health.reasons()] == ["two of two", "to another"]
     health.release("claiming")
-    health.release("moving", "b")
-    assert health.reasons() == [{"reason": "moving", "text": "to another", "region": "a"}]
+    health.release("draining")
+    assert health.reasons() == [{"reason": "moving", "text": "to another"}]
 
 
 def test_regions_that_serve_have_nothing_against_being_ready() -> None:

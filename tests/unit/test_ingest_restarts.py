@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memwal.ingest.service.daemon.restarts import STEADY, Restarts
+from memwal.ingest.service.daemon.child import STEADY, Restarts
 from tests.support.clock import FakeClock
 
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from memwal.ingest.errors import Invalid
-from memwal.ingest.service.rpc.guard import Guard
-from memwal.ingest.service.rpc.roles import GRACE, LOOK_EVERY, Role, Tokens, permits
+from memwal.ingest.service.rpc.guard import GRACE, LOOK_EVERY, Guard, Role, Tokens, permits
 from memwal.ingest.settings.sections import DaemonSettings
 from tests.messages import raises
 from tests.support.clock import FakeClock

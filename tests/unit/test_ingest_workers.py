@@ -21,9 +21,12 @@ def settings(**daemon: Any) -> Any:
 
 def test_every_host_has_its_workers_at_ports_from_its_own_on() -> None:
     assert addresses.expanded([ONE, OTHER], 2) == [ONE, "grpc://10.0.0.1:7001", OTHER, "grpc://10.0.0.2:8001"]
-    assert addresses.own_endpoint([ONE, OTHER], "10.0.0.2", 8000) == OTHER
-    assert addresses.own_endpoint([ONE, OTHER], "127.0.0.1", 8000) is None
-    assert addresses.own_endpoint([ONE, OTHER], "127.0.0.1", 8000, advertise=ONE) == ONE
+    both = [ONE, OTHER]
+    assert addresses.own_endpoint(settings(endpoints=both, host="10.0.0.2", port=8000).daemon) == OTHER
+    assert addresses.own_endpoint(settings(endpoints=both, port=8000, advertise=ONE).daemon) == ONE
+    assert addresses.own_endpoint(settings(port=8000).daemon) is None
+    with pytest.raises(Invalid):
+        addresses.own_endpoint(settings(endpoints=both, port=8000).daemon)
 
 
 def test_workers_know_each_other_and_the_other_hosts() -> None:

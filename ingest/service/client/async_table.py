@@ -6,12 +6,14 @@ Each method calls the synchronous method in a thread of its own (`ingest.threads
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from functools import partial, wraps
 from pathlib import Path
-from types import MethodType, TracebackType
+from types import MethodType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 from weakref import WeakSet
 
@@ -20,12 +22,10 @@ import pyarrow as pa
 from memwal.ingest.caller import Caller, carried
 from memwal.ingest.engine.api.operations import Operations
 from memwal.ingest.engine.table.public import method_of
-from memwal.ingest.engine.table.stored import StoredTable
 from memwal.ingest.errors import Invalid, translate_errors
 from memwal.ingest.service.client.async_streams import AsyncChanges, AsyncRowStream, Calls
-from memwal.ingest.service.client.awaiting import answer_of
-from memwal.ingest.service.client.connect import connected
-from memwal.ingest.service.client.remote import IN_FLIGHT_MAX, RemoteTable
+from memwal.ingest.service.client.connect import connect
+from memwal.ingest.service.client.remote import IN_FLIGHT_MAX
 from memwal.ingest.threads import CallThreads
 
 P = ParamSpec("P")
@@ -93,7 +93,7 @@ class AsyncTable:
     Errors. Only `ingest.errors` kinds, raised by the await; a call after `close`: Invalid.
     """
 
-    def __init__(self, table: RemoteTable | StoredTable) -> None:
+    def __init__(self, table: Operations) -> None:
         """Use `memwal.connect_async` instead."""
         self._table = table
         self._reads, self._writes = CallThreads("async-read", AT_ONCE), CallThreads("async-write", AT_ONCE)
@@ -145,9 +145,7 @@ class AsyncTable:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     def __repr__(self) -> str:
@@ -155,7 +153,7 @@ class AsyncTable:
 
     # ---- inside --------------------------------------------------------------------------------------------------
 
-    async def _call(self, call: Callable[[RemoteTable | StoredTable], T], *, writes: bool = False) -> T:
+    async def _call(self, call: Callable[[Operations], T], *, writes: bool = False) -> T:
         return await self._made(lambda: call(self._table), self._writes if writes else self._reads, Caller())
 
     async def _read(self, call: Callable[[], T], caller: Caller | None = None, /) -> T:
@@ -175,7 +173,41 @@ class AsyncTable:
             self._callers.discard(caller)
 
 
-_connected = translate_errors(connected)
+async def answer_of(job: Future[T], caller: Caller) -> T:
+    """Return the result of `job`, which runs in a thread, or raise its error.
+
+    If this coroutine is cancelled, `caller` leaves, a call that has not begun is cancelled, and a result that still
+    arrives is closed. Works in any event loop.
+    Raises: asyncio.CancelledError; concurrent.futures.CancelledError if the threads were closed.
+    """
+    loop = asyncio.get_running_loop()
+    settled = loop.create_future()
+
+    def wake() -> None:
+        if not settled.done():
+            settled.set_result(None)
+
+    def tell(_: Future[T]) -> None:
+        with suppress(RuntimeError):  # the loop was closed: no task waits
+            loop.call_soon_threadsafe(wake)
+
+    job.add_done_callback(tell)
+    try:
+        await settled
+    except BaseException:  # cancelled, or closed with its event loop
+        caller.leave()
+        if not job.cancel():
+            job.add_done_callback(_dropped)
+        raise
+    return job.result()
+
+
+def _dropped(job: Future[Any]) -> None:
+    """Close an unused result: a stream holds a snapshot, a table holds connections."""
+    if not job.cancelled() and job.exception() is None:
+        close = getattr(job.result(), "close", None)
+        if close is not None:
+            close()
 
 
 @translate_errors
@@ -195,10 +227,11 @@ async def connect_async(
     `table.scan` and `table.changes` return streams for `async for`. A cancelled call returns at once. A cancelled put
     may be applied: repeat it with its token. Raises: errors of `connect`.
     """
-    made = partial(_connected, location, token, tls_ca, fallback, storage_options, in_flight_max, tls_cert, tls_key)
+    shown: dict[str, Any] = {"token": token, "tls_ca": tls_ca, "tls_cert": tls_cert, "tls_key": tls_key}
+    shown |= {"fallback": fallback, "storage_options": storage_options, "in_flight_max": in_flight_max}
     threads, caller = CallThreads("async-connect", 1), Caller()
-    job = threads.submit(partial(caller.run, made))
+    job = threads.submit(partial(caller.run, partial(connect, location, **shown)))
     try:
-        return AsyncTable(await answer_of(job, caller))
+        return AsyncTable((await answer_of(job, caller))._engine)  # noqa: SLF001
     finally:
         threads.close()

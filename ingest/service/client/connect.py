@@ -53,24 +53,10 @@ def connect(
     storage. `tls_cert`, `tls_key`: PEM files of the client's certificate and of its private key.
     Raises: Invalid for a wrong location or certificate, Unavailable if no daemon answers.
     """
-    return Table(connected(location, token, tls_ca, fallback, storage_options, in_flight_max, tls_cert, tls_key))
-
-
-def connected(
-    location: str | os.PathLike[str] | Sequence[str],
-    token: str | None = None,
-    tls_ca: str | Path | bytes | None = None,
-    fallback: Any = "error",
-    storage_options: Mapping[str, str] | None = None,
-    in_flight_max: int = IN_FLIGHT_MAX,
-    tls_cert: str | Path | None = None,
-    tls_key: str | Path | None = None,
-) -> RemoteTable | StoredTable:
-    """Return the table behind that of `connect`, with all its methods. Raises: errors of `connect`."""
     location = str(location) if isinstance(location, os.PathLike) else location
     if not isinstance(location, str | Sequence):
         raise Invalid(f"location = {brief(location)}: write grpc://host:port, or the address of the table")
-    if not isinstance(fallback, str) or fallback not in FALLBACKS:
+    if fallback not in FALLBACKS:
         raise Invalid(f"fallback = {brief(fallback)}; write one of {', '.join(map(repr, FALLBACKS))}")
     tracing.join()
     tls = _tls(tls_ca, tls_cert, tls_key)
@@ -78,7 +64,7 @@ def connected(
     if not is_table(location):
         if fallback != "error":
             raise Invalid("fallback needs the address of the table, not of a daemon")
-        return RemoteTable(location, **shown)
+        return Table(RemoteTable(location, **shown))
     options = dict(storage_options or {})
     try:
         base, store = flush.BaseTable.open(str(location), options), wal.open_store(str(location), options)
@@ -92,7 +78,7 @@ def connected(
     served = served_table(base, store, lambda: shown, find=find)
     if served is None and fallback == "error":
         raise Unavailable(nobody_serves(base, store))
-    return StoredTable(base, store) if served is None else served
+    return Table(StoredTable(base, store) if served is None else served)
 
 
 def _tls(ca: str | Path | bytes | None, certificate: str | Path | None, key: str | Path | None) -> ClientTls:
@@ -154,4 +140,4 @@ def nobody_serves(base: flush.BaseTable, store: wal.ObjectStore) -> str:
     )
 
 
-__all__ = ["connect", "connected", "is_table", "nobody_serves", "served_table"]
+__all__ = ["connect", "is_table", "nobody_serves", "served_table"]

@@ -8,8 +8,9 @@ per region (`open_stream`), so that each region applies its part of a micro-batc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
@@ -20,7 +21,8 @@ import pyarrow as pa
 from memwal.flush import CommitReport
 from memwal.ingest import tracing
 from memwal.ingest.engine.api.arguments import check_encoding, keys_or_filter, seconds, yes_or_no
-from memwal.ingest.engine.api.deletes import FilterDelete
+from memwal.ingest.engine.api.changes import ChangesRequest, Piece, Position, unpacked
+from memwal.ingest.engine.api.deletes import FilterDelete, Where
 from memwal.ingest.engine.api.explanation import Watch, heard
 from memwal.ingest.engine.api.keys import normalise_keys
 from memwal.ingest.engine.api.missing import CallersColumns, Missing, missing_rule
@@ -33,7 +35,6 @@ from memwal.ingest.protocol import known
 from memwal.ingest.service.client.retry import Attempts, abandon_if_moved
 from memwal.ingest.service.client.router import PROBE_TIMEOUT, Call, Router, endpoints_of
 from memwal.ingest.service.client.scatter import Splitter, in_asked_order, merged, merged_status, with_key
-from memwal.ingest.service.client.steps import RemoteChanges, RoutedDeletes
 from memwal.ingest.service.client.stream import RegionStream
 from memwal.ingest.service.client.writes import InFlight, RoutedWrite, deciding_failure
 from memwal.ingest.service.rpc.connection import Connection, as_vector, kept_columns
@@ -149,7 +150,8 @@ class RemoteTable(Operations):
     ) -> Receipt:
         """See `Operations.delete`. Repeated as a put is; a delete by filter, piece by piece."""
         if (where := keys_or_filter(keys, filter)) is not None:
-            deletes = RoutedDeletes(self._write, self._record, self._base_version)
+            version = partial(self._of_first, "base_version", {})
+            deletes = RoutedDeletes(self._write, self._record, lambda: int(self._patiently(version, READ_TIMEOUT)))
             return FilterDelete(self, deletes, where, self.clock).run(token, durable=durable, timeout=timeout)
         request = {"op": "write", "delete": True, "durable": yes_or_no("durable", durable)}
         return self._write(normalise_keys(keys, self.schema, self.key), request, Token.parse(token), timeout)
@@ -404,9 +406,6 @@ class RemoteTable(Operations):
         to = self.router.owner(first)
         return self._all_of([Call(to, [first], partial(to.act, action, request, within))])[0]
 
-    def _base_version(self) -> int:
-        return int(self._patiently(partial(self._of_first, "base_version", {}), READ_TIMEOUT))
-
     def _all_of(self, calls: Sequence[Call[T]]) -> list[T]:
         answers = self.router.answers(calls)
         failed = [answer for answer in answers if isinstance(answer, MemWalError)]
@@ -434,3 +433,55 @@ class RemoteTable(Operations):
             calls.append(Call(to, regions, make))
         found = in_asked_order(self._all_of(calls), keys)
         return found if columns is None else found.select([*dict.fromkeys(columns)])
+
+
+# ---- changes, and deletes by filter: `api.changes` and `api.deletes` have the algorithms ----------------------------
+
+
+Ask = Callable[[Callable[[Connection, float], Any]], Any]
+"""Makes a call to a daemon, repeated where that is safe. The call receives the seconds that it may take."""
+
+
+class RemoteChanges:
+    """Changes of a table, read through one of its daemons, which caches what it read for the next piece.
+
+    Thread safety. Any thread. Errors. Only `ingest.errors` kinds.
+    """
+
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
+
+    def piece(self, request: ChangesRequest) -> Piece:
+        """See `ChangesSource`."""
+        rows: pa.Table = self._ask(lambda to, within: to.changes(request.to_json(), within))
+        return unpacked(rows)
+
+    def position(self, at: str) -> Position:
+        """See `ChangesSource`."""
+        return Position.of_json(self._ask(lambda to, within: to.act("changes_position", {"at": at}, within)), "at")
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedDeletes:
+    """Sends pieces of keys, and tokens, to the owners of their regions. Each of the given senders retries.
+
+    Thread safety. One thread.
+    """
+
+    write: Callable[[pa.Table, dict[str, Any], Token | None, float | None], Receipt]
+    """Sends a request of the op "delete"."""
+    send_record: Callable[[Token, bool, float | None], Iterable[Mapping[str, int]]]
+    """Sends the operation "record"."""
+    base_version: Callable[[], int]
+    """Returns the newest version of the base table. Raises: errors of a read."""
+
+    def piece(
+        self, keys: pa.Table, where: Where, *, durable: bool, token: Token | None, timeout: float | None
+    ) -> Receipt:
+        """Delete those of `keys` whose newest row passes `where`. Raises: errors of `RemoteTable.put`."""
+        request = {"op": "delete", "filter": where.filter, "version": where.version, "durable": durable}
+        return self.write(keys, request, token, timeout)
+
+    def record(self, token: Token, *, durable: bool, timeout: float | None) -> dict[str, int]:
+        """Record `token` in every region and return their WAL positions. Raises: errors of `RemoteTable.put`."""
+        return {region: at for owner in self.send_record(token, durable, timeout) for region, at in owner.items()}

@@ -34,10 +34,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
-from functools import partial
 from typing import Literal, TypeVar
 
-from memwal.ingest.caller import carried, expect_waiting, present
+from memwal.ingest.caller import carried, expect_waiting, left
 from memwal.ingest.errors import (
     BUSY,
     FLUSH_FAILING,
@@ -50,7 +49,7 @@ from memwal.ingest.errors import (
     Unavailable,
     UnknownOutcome,
 )
-from memwal.ingest.threads import Worker
+from memwal.ingest.threads import start
 from memwal.wal import Clock, Ids
 from memwal.wal.retries import Backoff
 
@@ -118,8 +117,7 @@ class Attempts:
         if self._restarts and error.details.get("reason") == FLUSH_FAILING:
             what = "wait"  # a stream waits for its storage
         pause = max(self._backoff.pause(), float(error.details.get("retry_after", 0.0)))
-        caller = present()
-        if what == "raise" or self.left <= pause or (caller is not None and caller.left):
+        if what == "raise" or self.left <= pause or left():
             raise error
         self._clock.sleep(pause)
         self._patience *= 2
@@ -150,14 +148,7 @@ LOOK_AFTER, LOOK_EVERY = 0.5, 0.25
 
 def abandon_if_moved(moved: Callable[[], bool], call: Callable[[], T]) -> T:
     """Run `call` with the rules of `wait_unless_moved`."""
-    return wait_unless_moved(start(call), moved)
-
-
-def start(call: Callable[[], T]) -> Future[T]:
-    """Start `call` in a new thread."""
-    done: Future[T] = Future()
-    Worker("call", partial(_settle, done, carried(call)))
-    return done
+    return wait_unless_moved(start("call", carried(call)), moved)
 
 
 def wait_unless_moved(done: Future[T], moved: Callable[[], bool], grace: float = 0.0) -> T:
@@ -173,10 +164,3 @@ def wait_unless_moved(done: Future[T], moved: Callable[[], bool], grace: float =
         if moved() and not wait([done], grace).done:
             raise UnknownOutcome("the region has another owner by now; retry with the same token", {"reason": MOVED})
     return done.result()
-
-
-def _settle(done: Future[T], call: Callable[[], T]) -> None:
-    try:
-        done.set_result(call())
-    except BaseException as error:  # noqa: BLE001 - raised in the waiting thread
-        done.set_exception(error)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -22,8 +23,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from memwal.ingest.caller import carried
 from memwal.ingest.errors import DRAINING, NOT_OWNER, PROTOCOL, UNAUTHENTICATED, Invalid, MemWalError, Unavailable
 from memwal.ingest.refusals import expect_routing, wrong_table
-from memwal.ingest.service.client.retry import Attempts, start, wait_unless_moved
+from memwal.ingest.service.client.retry import Attempts, wait_unless_moved
 from memwal.ingest.service.rpc.connection import Connection
+from memwal.ingest.threads import start
 from memwal.wal import Clock, Ids, SystemClock, SystemIds, WalError
 
 T = TypeVar("T")
@@ -107,7 +109,8 @@ class Router:
         self._owners: dict[str, Owner] = {}
         self._processes: dict[str, str] = {}
         """By endpoint, the process that answered there last."""
-        self._rounds = 0
+        self.rounds = 0
+        """How often the daemons were asked; see `learn`."""
         self._followed: dict[str, int] = {}
         self.regions: tuple[str, ...] = ()
         """The region of bucket n, at index n."""
@@ -128,11 +131,6 @@ class Router:
     def alone(self) -> bool:
         """Whether the table has one daemon only, so no other daemon can take over its regions."""
         return len(self._connections) == 1 and self._find is None
-
-    @property
-    def rounds(self) -> int:
-        """How often the daemons were asked; see `learn`."""
-        return self._rounds
 
     def connection(self, endpoint: str) -> Connection:
         """Return the connection to `endpoint`, shared by all calls."""
@@ -193,7 +191,7 @@ class Router:
         if self.alone:
             return self.in_parallel([call.make for call in calls])
         watches = [self.watch(call.to.endpoint, call.regions) for call in calls]
-        started = [start(call.make) for call in calls]
+        started = [start("call", carried(call.make)) for call in calls]
         return [_settled(partial(wait_unless_moved, *each, grace)) for each in zip(started, watches, strict=True)]
 
     def watch(self, endpoint: str, regions: Iterable[str]) -> Callable[[], bool]:
@@ -228,9 +226,8 @@ class Router:
     def learn(self, seen: int) -> None:
         """Ask every daemon for its regions, unless they were asked since `rounds` was `seen`."""
         with self._asking:
-            if self._rounds == seen:
+            if self.rounds == seen:
                 self._ask()
-                self._rounds += 1
 
     def before_next(self, attempts: Attempts, error: MemWalError, seen: int) -> None:
         """Return when a failed call may be repeated. `seen`: `rounds` before the call.
@@ -238,7 +235,7 @@ class Router:
         Raises: `error` if it may not be repeated; errors of `Attempts.ended`.
         """
         processes = dict(self._processes)
-        if attempts.left and self._rounds == seen and self._follow(error):
+        if attempts.left and self.rounds == seen and self._follow(error):
             return
         if attempts.after(error, alone=self.alone):
             self.learn(seen)
@@ -258,9 +255,7 @@ class Router:
     def asked(self) -> dict[str, Mapping[str, Any]]:
         """Ask every daemon and return the answers by endpoint."""
         with self._asking:
-            answers = self._ask()
-            self._rounds += 1
-            return answers
+            return self._ask()
 
     def in_parallel(self, calls: Sequence[Callable[[], T]]) -> list[T | MemWalError]:
         """Run calls in parallel, the first in this thread. Return the result or error of each."""
@@ -278,23 +273,15 @@ class Router:
     def _ask(self) -> dict[str, Mapping[str, Any]]:
         """Ask the known daemons; if a region has no owner, also those that `find` returns."""
         answers = self._answers(list(self._connections))
-        if self._find is not None and not self._is_whole(answers):
-            answers |= self._answers(self._found())
-        self._take_over(answers)
-        return answers
-
-    def _found(self) -> list[str]:
-        """Return the endpoints of unknown daemons; none if storage does not answer, since daemons cannot serve
-        without storage."""
-        assert self._find is not None
-        try:
-            return [endpoint for endpoint in self._find() if endpoint not in self._connections]
-        except (WalError, MemWalError, OSError):
-            return []
-
-    def _is_whole(self, answers: Mapping[str, Mapping[str, Any]]) -> bool:
         owners = believed(answers.items(), self.table)
-        return bool(answers) and all(region in owners for region in self.regions)
+        if self._find is not None and not (answers and all(region in owners for region in self.regions)):
+            unknown = list[str]()
+            with suppress(WalError, MemWalError, OSError):  # daemons cannot serve without storage
+                unknown += [endpoint for endpoint in self._find() if endpoint not in self._connections]
+            answers |= self._answers(unknown)
+        self._take_over(answers)
+        self.rounds += 1
+        return answers
 
     def _answers(self, endpoints: Iterable[str]) -> dict[str, Mapping[str, Any]]:
         """Return the answers of `endpoints`, once all have answered or failed, or every region has a new claim."""
@@ -310,7 +297,11 @@ class Router:
             answer = answered.result()
             if self.table in (None, answer.get("table", self.table)):  # ports are reused
                 answers[asked[answered]] = answer
-            if self._is_news(believed(answers.items(), self.table), before):
+            owners = believed(answers.items(), self.table)
+            if all(  # every region has a new claim, so missing answers can add nothing
+                region in owners and (region not in before or owners[region].epoch > before[region].epoch)
+                for region in self.regions
+            ):
                 break
         return answers
 
@@ -326,18 +317,11 @@ class Router:
             return False
         region, owner = str(error.details.get("region")), str(error.details.get("owner"))
         known = self._owners.get(region)
-        if known is None or owner not in self._connections or self._followed.get(region) == self._rounds:
+        if known is None or owner not in self._connections or self._followed.get(region) == self.rounds:
             return False
-        self._followed[region] = self._rounds
+        self._followed[region] = self.rounds
         self._believe({**self._owners, region: Owner(owner, known.epoch)})
         return True
-
-    def _is_news(self, owners: Mapping[str, Owner], before: Mapping[str, Owner]) -> bool:
-        """Return whether every region has a new claim, so that missing answers can add nothing."""
-        return all(
-            region in owners and (region not in before or owners[region].epoch > before[region].epoch)
-            for region in self.regions
-        )
 
     def _take_over(self, answers: Mapping[str, Mapping[str, Any]]) -> None:
         """Apply the daemons and owners in `answers`. Raises: Unavailable (reason "resized") after a resize."""

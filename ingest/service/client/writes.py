@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from memwal.ingest.caller import expect_waiting, present
+from memwal.ingest.caller import ending, expect_waiting, left
 from memwal.ingest.engine.api.tokens import Applied, Receipt, RegionCounts, Token, check_rises
 from memwal.ingest.errors import MemWalError, Unavailable, UnknownOutcome
 from memwal.ingest.protocol import known
@@ -208,8 +208,12 @@ class InFlight:
     @contextmanager
     def of(self, size: int, timeout: float) -> Iterator[None]:
         """Hold `size` bytes of room. Raises: Unavailable after `timeout` seconds without room; nothing was sent."""
-        with self._leaving(), self._freed:
-            if not self._freed.wait_for(lambda: self._has_room(size), timeout):
+
+        def has_room() -> bool:
+            return not self._taken or self._taken + size <= self._most or left()
+
+        with ending(self._wake), self._freed:
+            if not self._freed.wait_for(has_room, timeout):
                 raise Unavailable(
                     f"{self._taken} bytes are in flight already, and no room came free for {timeout:g} s; retry"
                 )
@@ -221,15 +225,6 @@ class InFlight:
             with self._freed:
                 self._taken -= size
                 self._freed.notify_all()
-
-    def _has_room(self, size: int) -> bool:
-        caller = present()
-        return not self._taken or self._taken + size <= self._most or (caller is not None and caller.left)
-
-    def _leaving(self) -> AbstractContextManager[None]:
-        """Return a context that wakes this thread when its caller leaves."""
-        caller = present()
-        return nullcontext() if caller is None else caller.ending(self._wake)
 
     def _wake(self) -> None:
         with self._freed:

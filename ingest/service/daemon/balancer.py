@@ -50,7 +50,7 @@ from memwal.ingest.engine.region.writer import RegionWriter
 from memwal.ingest.engine.table.embedded import Table
 from memwal.ingest.errors import MemWalError, classify
 from memwal.ingest.service.daemon.peers import LOOK_EVERY, Peer
-from memwal.ingest.service.daemon.placement import Answer, Patience, Steps, Watch, agrees, decide, inherited, target
+from memwal.ingest.service.daemon.placement import Answer, Patience, Watch, agrees, decide, inherited, target
 from memwal.ingest.service.daemon.standby import MOST_BEFORE_ASKING, PATIENCE_BEFORE_ASKING, Standby
 from memwal.ingest.service.rpc.credentials import Access
 from memwal.ingest.threads import Worker
@@ -238,8 +238,14 @@ class Balancer:
         self.tell()
         self._wait_asked()
         for writer in leaving:
-            if self._table.regions.has(writer) and not self._let_go(writer):
-                continue
+            if self._table.regions.has(writer):  # no peer has requested it
+                try:
+                    self._table.release(writer.region)
+                except MemWalError as error:
+                    if self._table.regions.has(writer):
+                        _LOG.warning("region %s is not handed over: %s", writer.region, error)
+                        continue
+                self.tell()
             _LOG.info("region %s is handed over", writer.region)
 
     def _wait_asked(self) -> None:
@@ -250,18 +256,6 @@ class Balancer:
             clock.sleep(_STEP)
             if len(regions.writers) < left:
                 left, until = len(regions.writers), clock.monotonic() + ASKED_WITHIN
-
-    def _let_go(self, writer: RegionWriter) -> bool:
-        """Release the region of `writer` without a request and notify the peers; return whether the release
-        succeeded."""
-        try:
-            self._table.release(writer.region)
-        except MemWalError as error:
-            if self._table.regions.has(writer):
-                _LOG.warning("region %s is not handed over: %s", writer.region, error)
-                return False
-        self.tell()
-        return True
 
     def stop(self) -> None:
         """Stop all threads."""
@@ -293,7 +287,19 @@ class Balancer:
 
     def _step(self) -> None:
         self._drop_ended()
-        steps = self._decided()
+        now, regions = self._clock.monotonic(), self._table.regions
+        ours = {writer.region: writer.guard.epoch for writer in regions.alive}
+        with self._lock:
+            for region in ours:
+                self._taken.kept(region, now)
+                self._failed.kept(region, now)
+            if self._watch.sees_all():
+                self._taken.forget()
+            away = self._taken.away(now) | self._failed.away(now) | self._busy
+            steps = decide(self._me, regions.order, ours, self._watch, away, now)
+            if self._watch.misses_any() and now - self._checked >= CHECK_EVERY:
+                self._checked = now
+                steps = replace(steps, check=list(ours))
         self._check(steps.check)
         for region in steps.claim:
             self._begin(region, self._take, region, None)
@@ -317,23 +323,6 @@ class Balancer:
         if regions:
             self._drop_ended()
         return failed
-
-    def _decided(self) -> Steps:
-        now = self._clock.monotonic()
-        regions = self._table.regions
-        ours = {writer.region: writer.guard.epoch for writer in regions.alive}
-        with self._lock:
-            for region in ours:
-                self._taken.kept(region, now)
-                self._failed.kept(region, now)
-            if self._watch.sees_all():
-                self._taken.forget()
-            away = self._taken.away(now) | self._failed.away(now) | self._busy
-            steps = decide(self._me, regions.order, ours, self._watch, away, now)
-            if self._watch.misses_any() and now - self._checked >= CHECK_EVERY:
-                self._checked = now
-                steps = replace(steps, check=list(ours))
-            return steps
 
     def _drop_ended(self) -> None:
         """Drop writers that were fenced, or stopped themselves after a storage failure. Both need a new claim."""

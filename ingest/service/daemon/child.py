@@ -24,10 +24,10 @@ from contextlib import suppress
 from typing import Any
 
 from memwal.ingest.errors import MemWalError, Unavailable, UnknownOutcome, classify, from_wire
-from memwal.ingest.service.daemon.restarts import Restarts
 from memwal.ingest.settings.load import Settings
 from memwal.ingest.threads import Worker
 from memwal.wal import Clock, SystemClock
+from memwal.wal.retries import Backoff
 
 
 class ChildDaemon:
@@ -101,6 +101,35 @@ def _answer(line: str) -> dict[str, Any]:
         return {}
 
 
+STEADY = 60.0
+"""Seconds between two starts after which the pauses start over."""
+
+
+class Restarts:
+    """The minimum time between two starts of a process or job that keeps ending: doubles until one ran for STEADY
+    seconds.
+
+    Thread safety. One thread.
+    """
+
+    def __init__(self, clock: Clock, first: float, longest: float) -> None:
+        """Start with pauses of `first`, up to `longest` seconds."""
+        self._clock, self._backoff = clock, Backoff(first, longest)
+        self._started = self._due = clock.monotonic()
+
+    def started(self) -> None:
+        """Record a start now."""
+        now = self._clock.monotonic()
+        if now - self._started >= STEADY:
+            self._backoff.reset()
+        self._started, self._due = now, now + self._backoff.pause()
+
+    @property
+    def left(self) -> float:
+        """Seconds until the next start is allowed; 0 if it is allowed now."""
+        return max(0.0, self._due - self._clock.monotonic())
+
+
 _LOG = logging.getLogger("memwal.child")
 LOOK_EVERY = 0.1
 PAUSE_FIRST, PAUSE_MOST = 0.1, 5.0
@@ -114,12 +143,10 @@ class RestartingDaemon:
     Invariants. One process at a time; each has the address of the first.
     """
 
-    def __init__(
-        self, settings: Settings, replaying: Callable[[str], None] = lambda _: None, clock: Clock | None = None
-    ) -> None:
+    def __init__(self, settings: Settings, replaying: Callable[[str], None] = lambda _: None) -> None:
         """Start the child, and return when it serves. `replaying`: see `start_child`. Raises: errors of
         `start_child`."""
-        self._clock = clock or SystemClock()
+        self._clock = SystemClock()
         self._patience = settings.sink.stream_timeout
         self._child = start_child(settings, replaying)
         self.endpoint = self._child.endpoint

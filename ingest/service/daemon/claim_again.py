@@ -84,14 +84,11 @@ class ClaimsAgain:
         if found or (seen != self._seen and self._left_no_note(fenced)):
             self._seen, self._since = seen, now
             return None
-        self._claim(fenced)
-        return None
-
-    def _claim(self, fenced: Sequence[RegionWriter]) -> None:
         for writer in fenced:
             epoch = self._table.acquire(writer.region)
             _LOG.warning("region %s is served here again, with writer epoch %d", writer.region, epoch)
         self._seen = None
+        return None
 
     def _left_no_note(self, fenced: Sequence[RegionWriter]) -> bool:
         """Return whether one of these regions was taken by a writer without a note."""

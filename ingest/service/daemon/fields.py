@@ -20,10 +20,6 @@ def _is_region(value: Any) -> bool:
     return isinstance(value, str) and _REGION.fullmatch(value) is not None
 
 
-def _are_regions(value: Any) -> bool:
-    return isinstance(value, list) and all(map(_is_region, value)) and len(set(value)) == len(value)
-
-
 _REGION = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _Form = tuple[Callable[[Any], bool], str]
 _A_NUMBER: _Form = (
@@ -33,24 +29,15 @@ _A_NUMBER: _Form = (
 _A_TEXT: _Form = (lambda value: isinstance(value, str), "a text")
 _A_BOOL: _Form = (lambda value: isinstance(value, bool), "true or false")
 _FORMS: Mapping[str, _Form] = {
-    "op": _A_TEXT,
+    **dict.fromkeys(("op", "producer", "filter", "token", "from"), _A_TEXT),
+    **dict.fromkeys(("sequence", "routing", "rows", "version", "read"), _A_NUMBER),
+    **dict.fromkeys(("delete", "durable", "logged", "flush", "explain"), _A_BOOL),
     "region": (_is_region, "the id of a region"),
-    "regions": (_are_regions, "a list of ids of regions, each once"),
-    "producer": _A_TEXT,
-    "filter": _A_TEXT,
-    "sequence": _A_NUMBER,
-    "routing": _A_NUMBER,
-    "rows": _A_NUMBER,
-    "version": _A_NUMBER,
-    "read": _A_NUMBER,
-    "delete": _A_BOOL,
-    "durable": _A_BOOL,
-    "logged": _A_BOOL,
-    "flush": _A_BOOL,
-    "explain": _A_BOOL,
+    "regions": (
+        lambda value: isinstance(value, list) and all(map(_is_region, value)) and len(set(value)) == len(value),
+        "a list of ids of regions, each once",
+    ),
     "timeout": (lambda value: seconds("timeout", value) is not None, "seconds above 0"),
-    "token": _A_TEXT,
-    "from": _A_TEXT,
     "parameters": (lambda value: isinstance(value, dict), "an object"),
 }
 """Forms of the fields that the daemon itself uses, where they are not null; `api.reads` checks those of reads."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from uuid import UUID
@@ -16,7 +16,6 @@ from memwal.ingest.service.daemon.balancer import Balancer
 from memwal.ingest.service.daemon.pages import DaemonPages
 from memwal.ingest.service.daemon.peers import Place
 from memwal.ingest.service.ops import skew
-from memwal.ingest.service.ops.health import of_commits, of_regions, unclaimed_regions
 from memwal.ingest.service.ops.history import Sample, counts_of
 from memwal.ingest.service.ops.live import levels
 from memwal.ingest.service.ops.pages import Page
@@ -82,6 +81,7 @@ class DaemonSource:
             "committed": (interval, "commit.interval"),
         }
         regions = [_own(status, self._place.endpoint, limits.size_max) for status in held]
+        known, order = {UUID(region["id"]): region for region in regions}, table.regions.order
         return {
             "table": table.base.uri,
             "base_version": table.upkeep.caught_up,
@@ -90,7 +90,7 @@ class DaemonSource:
             "health": health(situation),
             "levels": levels(behind, figures["most"], bounds),
             "waiting_puts": situation.waiting_puts,
-            "regions": _all_regions(table, share, regions),
+            "regions": [known.get(each) or _elsewhere(table, share, each, at) for at, each in enumerate(order)],
             "daemons": self._daemons(table, peers, regions),
             "commits": list(table.regions.context.meters.commits.recent)[::-1],
             "commits_here": table.upkeep.leading,
@@ -133,9 +133,8 @@ class DaemonSource:
         figures: Mapping[str, Any],
     ) -> Situation:
         share, meters = self._pages.share, table.regions.context.meters.regions().values()
-        reasons = [*self._pages.health.reasons(), *of_regions(held), *of_commits(table.upkeep.failures)]
         return Situation(
-            reasons + ([] if share is None else unclaimed_regions(share.missing())),
+            self._pages.known_reasons(table, held),
             regions=len(table.regions.order),
             alone=share is None,
             behind=behind,
@@ -178,13 +177,8 @@ def _own(status: Mapping[str, Any], owner: str, size_max: int) -> dict[str, Any]
     }
 
 
-def _all_regions(table: Table, share: Balancer | None, here: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return every region of the table by bucket; of regions served elsewhere, the owner and epoch if known."""
-    known = {UUID(region["id"]): region for region in here}
-    return [known.get(region) or _elsewhere(table, share, region, at) for at, region in enumerate(table.regions.order)]
-
-
 def _elsewhere(table: Table, share: Balancer | None, region: UUID, bucket: int) -> dict[str, Any]:
+    """Return the entry of a region that this daemon does not serve: the owner and epoch, if known."""
     owner = None if share is None else share.served_elsewhere(region)
     told: dict[str, Any] = {"id": str(region), "bucket": bucket}
     if region in table.regions.coming:

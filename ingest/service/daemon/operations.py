@@ -9,15 +9,10 @@ from functools import cached_property
 from inspect import signature
 from typing import Any, Literal
 
-import pyarrow as pa
-import pyarrow.flight as flight
-
 from memwal.ingest import tracing
 from memwal.ingest.engine.api.reads import READS, Reads
 from memwal.ingest.errors import Invalid
-from memwal.ingest.service.rpc.guard import Guard, role_of
-from memwal.ingest.service.rpc.roles import AccessLog, Role
-from memwal.wal import Clock
+from memwal.ingest.service.rpc.guard import AccessLog, Role
 
 Handler = Callable[[Any, dict[str, Any]], Any]
 """Executes an operation. Receives the service and the request, and returns rows or a value for JSON."""
@@ -52,9 +47,16 @@ class Operation:
         """The names of its fields."""
         return frozenset(self.takes.split())
 
-    def role_for(self, request: Mapping[str, Any]) -> Role:
-        """Return the role that `request` needs."""
-        return next((role for name, role in self.needs_more.items() if request.get(name)), self.role)
+    def expect_permitted(self, role: Role, request: Mapping[str, Any], peer: str, log: AccessLog) -> None:
+        """Check the role of the caller at the address `peer`, and log actions of admins.
+
+        Raises: Invalid if the role does not permit `request`.
+        """
+        wanted = next((more for name, more in self.needs_more.items() if request.get(name)), self.role)
+        if (refused := log.refusal(role, wanted, repr(request["op"]), peer)) is not None:
+            raise Invalid(refused, {"reason": "role", "role": role, "needs": wanted})
+        if self.audited:
+            log.admin(request["op"], peer)
 
 
 def reads(handle: Handler) -> dict[str, Operation]:
@@ -65,25 +67,6 @@ def reads(handle: Handler) -> dict[str, Operation]:
         takes = " ".join(("regions", "routing", *arguments))
         operations[name] = Operation("read", handle, takes, kind.sends, bounded=True, traced=True)
     return operations
-
-
-class Permissions:
-    """The permissions of a daemon's callers.
-
-    Thread safety. Any thread.
-    """
-
-    def __init__(self, guard: Guard, clock: Clock) -> None:
-        self._guard, self._log = guard, AccessLog(clock)
-
-    def expect(self, context: flight.ServerCallContext, operation: Operation, request: Mapping[str, Any]) -> None:
-        """Check the role of the caller, and log actions of admins. Raises: Invalid if the token does not permit the
-        operation."""
-        role, wanted, name = role_of(context, self._guard), operation.role_for(request), request["op"]
-        if (refused := self._log.refusal(role, wanted, repr(name), context.peer())) is not None:
-            raise Invalid(refused, {"reason": "role", "role": role, "needs": wanted})
-        if operation.audited:
-            self._log.admin(name, context.peer())
 
 
 def span_of(operation: Operation, request: Mapping[str, Any]) -> AbstractContextManager[Any]:
@@ -101,9 +84,3 @@ def span_of(operation: Operation, request: Mapping[str, Any]) -> AbstractContext
             told |= {"region": request["region"], "batch_id": request["sequence"]}
         name = "delete" if name == "delete" or request.get("delete") else "put"
     return tracing.span(f"memwal.daemon.{name}", "SERVER", **told)
-
-
-def note_rows(span: Any, answer: Any) -> None:
-    """Add the rows and bytes of an answer that is not streamed to its span."""
-    if span is not None and isinstance(answer, pa.Table):
-        tracing.note(span, rows=answer.num_rows, bytes=answer.nbytes)

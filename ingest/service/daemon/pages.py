@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -71,13 +71,10 @@ class DaemonPages:
 
     def reasons(self) -> list[Reason]:
         """Return why this daemon is not ready; empty if it is. Sends one request to storage."""
-        held = self.health.reasons()
         if self.table is None:
-            return held
+            return self.health.reasons()
         self._notice()
-        found = [*held, *of_regions(writer.status() for writer in self.table.regions.writers)]
-        found += of_commits(self.table.upkeep.failures)
-        found += [] if self.share is None else unclaimed_regions(self.share.missing())
+        found = self.known_reasons(self.table, [writer.status() for writer in self.table.regions.writers])
         try:
             self.table.ask_storage()
             resizing = self.table.resizing.under_way()
@@ -85,6 +82,11 @@ class DaemonPages:
         except MemWalError as error:
             found.append({"reason": "storage", "text": str(error)})
         return found
+
+    def known_reasons(self, table: Table, held: Sequence[Mapping[str, Any]]) -> list[Reason]:
+        """Return the reasons without a request to storage. `held`: the status of each region of this daemon."""
+        unclaimed = [] if self.share is None else unclaimed_regions(self.share.missing())
+        return [*self.health.reasons(), *of_regions(held), *of_commits(table.upkeep.failures), *unclaimed]
 
     def status(self) -> dict[str, Any]:
         """Return the output of `memwal status --json`, without events. Raises: errors of reading the table."""

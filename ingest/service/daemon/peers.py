@@ -128,7 +128,11 @@ class Peer:
             answer = self._act("release", ASK_TIMEOUT, region=str(region), read=read)
         except _ERRORS as error:
             raise self._tls.translated(error, self.endpoint) from None
-        return _released(answer.get("ended"), region)
+        # Earlier versions only report whether the writer has ended; the claim then reads storage.
+        with suppress(WalError, ValueError, TypeError, KeyError):
+            released = Released.of_json(answer.get("ended"))
+            return released if released.manifest.region_id == region else None
+        return None
 
     # ---- inside --------------------------------------------------------------------------------------------------
 
@@ -152,7 +156,11 @@ class Peer:
 
     def _missed(self, error: Exception) -> bool:
         """Record a failed check; return the result of `_look`."""
-        denial = self._denial(error)
+        denial = None
+        with suppress(Exception):  # an unreadable error
+            problem = self._tls.translated(error, self.endpoint)
+            if denies_access(problem) or problem.details.get("reason") == _ROLE:
+                denial = problem  # the peer is alive and rejects the credentials
         self.denies, self.refusal = denial is not None, denial or self.refusal
         has_ended = isinstance(error, flight.FlightUnavailableError) and denial is None
         if denial is not None:
@@ -161,13 +169,6 @@ class Peer:
             self._warn(str(error).partition("\n")[0])
         self._seen(self, None, has_ended)
         return not has_ended
-
-    def _denial(self, error: Exception) -> MemWalError | None:
-        """Return why the live peer rejects the credentials; None if `error` has another cause."""
-        with suppress(Exception):  # an unreadable error
-            problem = self._tls.translated(error, self.endpoint)
-            return problem if denies_access(problem) or problem.details.get("reason") == _ROLE else None
-        return None
 
     def _understood(self, told: Mapping[str, Any]) -> Answer:
         """Return the content of an answer. For an incompatible protocol, read only the fields that never change their
@@ -230,15 +231,3 @@ def refuse_other_protocols(endpoints: Iterable[str], access: Access, table: str)
                 continue
             if error.details.get("reason") == PROTOCOL or denies_access(error):
                 raise error
-
-
-def _released(told: Any, region: UUID) -> Released | None:
-    """Return a peer's information about the region that it released; None if it cannot be read.
-
-    Earlier versions only report whether the writer has ended; the claim then reads storage.
-    """
-    try:
-        found = Released.of_json(told)
-    except (WalError, ValueError, TypeError, KeyError):
-        return None
-    return found if found.manifest.region_id == region else None

@@ -86,6 +86,13 @@ class _Peer:
     def seen(self) -> bool:
         return self.answer is not None and not self.denied
 
+    def lives(self, now: float) -> bool:
+        if self.refused >= REFUSALS:
+            return False
+        if self.silent >= SILENCES:
+            return self.heard is not None and now - self.heard < HEARD
+        return self.answer is None or not self.answer.draining
+
 
 class Watch:
     """The state of a daemon's peers, as of its last checks.
@@ -132,7 +139,7 @@ class Watch:
 
     def live(self, now: float) -> list[str]:
         """Return the peers that can own regions: neither down (unless they called recently) nor draining."""
-        return [endpoint for endpoint, peer in self._peers.items() if self._lives(peer, now)]
+        return [endpoint for endpoint, peer in self._peers.items() if peer.lives(now)]
 
     def sees(self, endpoint: str) -> bool:
         """Return whether `endpoint` answers this daemon."""
@@ -171,11 +178,11 @@ class Watch:
     def owner(self, region: UUID) -> tuple[str, int, bool] | None:
         """Return the peer that has `region`, its epoch, and whether it is draining; None if unknown."""
         having = [
-            (peer.answer.regions[region], endpoint, peer.answer.draining)
+            (endpoint, peer.answer.regions[region], peer.answer.draining)
             for endpoint, peer in self._peers.items()
             if peer.answer is not None and region in peer.answer.regions
         ]
-        return max(((endpoint, epoch, leaves) for epoch, endpoint, leaves in having), key=_epoch, default=None)
+        return max(having, key=lambda owner: owner[1], default=None)
 
     def _missed(self, endpoint: str, refused: int = 0, silent: int = 0) -> bool:
         peer, before = self._peers[endpoint], self._peers[endpoint].down
@@ -184,18 +191,6 @@ class Watch:
         if peer.down:
             peer.answer, peer.denied = None, False
         return peer.down and not before
-
-    @staticmethod
-    def _lives(peer: _Peer, now: float) -> bool:
-        if peer.refused >= REFUSALS:
-            return False
-        if peer.silent >= SILENCES:
-            return peer.heard is not None and now - peer.heard < HEARD
-        return peer.answer is None or not peer.answer.draining
-
-
-def _epoch(owner: tuple[str, int, bool]) -> int:
-    return owner[1]
 
 
 class Patience:

@@ -31,26 +31,10 @@ def prepare_process() -> None:
     none. If pandas is imported already, it stays. `import pandas` still works afterwards; conversions between Arrow
     and pandas do not.
     """
-    _bound_arenas()
-    _leave_pandas_out()
-
-
-def _bound_arenas() -> None:
     chosen = "MALLOC_ARENA_MAX" in os.environ or "arena_max" in os.environ.get("GLIBC_TUNABLES", "")
     set_option = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if set_option is not None and not chosen:
         set_option(_M_ARENA_MAX, _ARENAS * len(os.sched_getaffinity(0)))
-
-
-class _Absent(MetaPathFinder):
-    """An import finder that reports pandas as not installed."""
-
-    def find_spec(self, fullname: str, *_: object) -> None:
-        if fullname == "pandas":
-            raise ModuleNotFoundError("a daemon has no pandas", name=fullname)
-
-
-def _leave_pandas_out() -> None:
     if "pandas" in sys.modules:
         return
     absent = _Absent()
@@ -61,3 +45,11 @@ def _leave_pandas_out() -> None:
         pa.array([])
     finally:
         sys.meta_path.remove(absent)
+
+
+class _Absent(MetaPathFinder):
+    """An import finder that reports pandas as not installed."""
+
+    def find_spec(self, fullname: str, *_: object) -> None:
+        if fullname == "pandas":
+            raise ModuleNotFoundError("a daemon has no pandas", name=fullname)

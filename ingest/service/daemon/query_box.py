@@ -1,7 +1,8 @@
 """The query box of the page: execute one read given as JSON and return a few rows as texts. It only reads.
 
 A request has any of `filter` (SQL condition), `words` (full text) and `near` (the key of a row whose vector is
-searched). `words` and `near` together are a hybrid search. Programs can do more than the page can show.
+searched, in the form of `memwal query --key`). `words` and `near` together are a hybrid search. Programs can do more
+than the page can show.
 """
 
 from __future__ import annotations
@@ -54,7 +55,13 @@ def answer(table: Reads, request: Mapping[str, Any], clock: Clock) -> dict[str, 
     began = clock.monotonic()
     if near is not None:
         column = _column(request, "near_column", "vector")
-        vector = _vector_of(table, near, column, level)
+        values = parse_key(near, table.key)
+        found = table.get([values] if len(values) > 1 else [values[0]], [column], level=level)
+        if not found.num_rows:
+            raise Invalid(f"no row has the key {near!r} at level {level}")
+        vector: Any = found.column(column)[0].as_py()
+        if not isinstance(vector, list):
+            raise Invalid(f"column '{column}' of the row with key {near!r} holds no vector")
         if words is not None:
             common |= {"vector_column": column, "text_column": _column(request, "words_column", "text")}
             read, rows = "hybrid", table.hybrid(vector, words, limit, **common)
@@ -86,18 +93,6 @@ def _column(request: Mapping[str, Any], name: str, what: str) -> str:
     if column is None:
         raise Invalid(f"{name} is missing; name the {what} column to search")
     return column
-
-
-def _vector_of(table: Reads, key: str, column: str, level: str) -> list[float]:
-    """Return the vector of the row with this key, which has the form of `memwal query --key`."""
-    values = parse_key(key, table.key)
-    found = table.get([values] if len(values) > 1 else [values[0]], [column], level=level)
-    if not found.num_rows:
-        raise Invalid(f"no row has the key {key!r} at level {level}")
-    vector: Any = found.column(column)[0].as_py()
-    if not isinstance(vector, list):
-        raise Invalid(f"column '{column}' of the row with key {key!r} holds no vector")
-    return vector
 
 
 # ---- rows for people ------------------------------------------------------------------------------------------------

@@ -14,9 +14,9 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
-from typing import TextIO
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from typing import TextIO, TypeVar
 
 from memwal import wal
 from memwal.ingest import tracing
@@ -34,7 +34,6 @@ from memwal.ingest.service.daemon.peers import Place, refuse_other_protocols
 from memwal.ingest.service.daemon.service import FlightService
 from memwal.ingest.service.daemon.workers import Supervisor, ports_of, worker_settings
 from memwal.ingest.service.open import asking
-from memwal.ingest.service.ops.events import RecentEvents
 from memwal.ingest.service.ops.logs import configure_logs
 from memwal.ingest.service.ops.metrics import RefusedCollector, Scrape
 from memwal.ingest.service.rpc.credentials import Access
@@ -42,6 +41,8 @@ from memwal.ingest.service.rpc.guard import Guard, check_address
 from memwal.ingest.settings import endpoints as addresses
 from memwal.ingest.settings.load import Settings
 from memwal.ingest.threads import stop_event
+
+T = TypeVar("T")
 
 LOOK_EVERY = 1.0
 """Seconds between two checks whether a region has stopped itself."""
@@ -79,7 +80,7 @@ def serve(
     if settings.daemon.workers > 1:
         return _supervised(settings, environ, lifeline, ready, http_ready, take_over=take_over)
     stop, pages = stop_event(lifeline), DaemonPages(Scrape())
-    place = _place(settings, stop)
+    place = Place(addresses.own_endpoint(settings.daemon) or "", list(settings.daemon.endpoints), ends=stop.is_set)
     if others := set(place.endpoints) - {place.endpoint}:
         store = wal.open_store(settings.table.uri, settings.storage_options(environ))
         refuse_other_protocols(others, access, store.url(""))
@@ -138,20 +139,31 @@ class _Daemon:
                 claimant=self._claimant,
             )
             stack.callback(_close, table)
-            again = self._claims_again(table)
+            context, pause = table.regions.context, settings.daemon.claim_again
+            owners = owners_of(table.base, context.store, self._ask)
+            # several daemons agree on their shares instead
+            again = ClaimsAgain(table, owners, context.clock, pause) if self._alone else None
             self._show(table, again)
-            share = stack.enter_context(_sharing(table, place, stop, settings))
+            share = self._share(table, stack)
             if not stop.is_set():
                 self._pages.serves(share)
                 ready(place.endpoint)
                 fields = {"event": "serving", "table": settings.table.uri, "endpoint": place.endpoint}
                 _LOG.info("serving %s at %s", settings.table.uri, place.endpoint, extra=fields)
+
+            def resizing() -> str | None:
+                if (done := table.resizing.done()) is None:
+                    table.resizing.look()
+                return done
+
             broken = resized = taken = None
             while not stop.wait(LOOK_EVERY) and not (broken or resized or taken):
-                broken, resized = self._broken(table), _resized(table, self._warnings)
-                with suppress(Exception):  # storage does not answer; `_resized` has logged it
+                broken = self._broken(table)
+                resized = self._looked(f"{table.base.uri}: cannot check whether the table was resized", resizing)
+                with suppress(Exception):  # storage does not answer, which is logged
                     table.pauses.recent()
-                taken = None if again is None or resized else _taken(again, self._warnings)
+                if again is not None and not resized:
+                    taken = self._looked("regions that another writer took cannot be claimed again yet", again.look)
             if resized and not stop.is_set():
                 _LOG.warning("%s; this daemon takes its share of the new regions", resized.partition(";")[0])
                 self._pages.health.hold("claiming", "the table was resized, its new regions are being claimed")
@@ -161,20 +173,49 @@ class _Daemon:
                 raise taken
         return False
 
-    def _claims_again(self, table: Table) -> ClaimsAgain | None:
-        """Return the object that claims fenced regions again; None for one of several daemons, which agree on their
-        shares."""
-        context, pause = table.regions.context, self._settings.daemon.claim_again
-        owners = owners_of(table.base, context.store, self._ask)
-        return ClaimsAgain(table, owners, context.clock, pause) if self._alone else None
+    def _looked(self, what: str, look: Callable[[], T]) -> T | None:
+        """Return the result of `look`; None if storage does not answer. `what`: the failure, for the log."""
+        try:
+            return look()
+        except Exception as error:  # noqa: BLE001 - checked again in a moment
+            if (line := self._warnings.text(what, f"{what}: {classify(error)}")) is not None:
+                _LOG.warning("%s", line)
+            return None
 
     def _show(self, table: Table, again: ClaimsAgain | None) -> None:
-        """Serve `table` to callers and on the HTTP pages from now on."""
+        """Serve `table` to callers and on the HTTP pages from now on. Raises: Invalid if the port is in use."""
         if self._service is None:
-            self._service = _listening(table, self._settings, self._place, self._guard, self._pages.events)
+            daemon, place = self._settings.daemon, self._place
+            host, port, scheme = daemon.host, daemon.port, addresses.scheme_of(daemon.tls_cert)
+            try:
+                at, limits = addresses.endpoint_of(host, port, scheme), Limits.of(daemon)
+                self._service = FlightService(table, at, place, self._guard, limits, self._pages.events)
+            except OSError as error:
+                text = f"daemon.port: cannot listen on {host}:{port} ({error}); choose another port, or 0"
+                raise Invalid(text) from None
+            if not place.endpoint:
+                place.endpoint = addresses.endpoint_of(host, self._service.port, scheme)
+                place.endpoints = [place.endpoint]
         self._service.table = table
         table.announce(self._place.endpoint)
         self._pages.shows(table, *(() if again is None else (again.notice,)))
+
+    def _share(self, table: Table, stack: ExitStack) -> Balancer | None:
+        """Claim this daemon's share of the regions, and maintain it until `stack` ends; None for a single daemon.
+
+        Returns once the share is complete, or `stop` is set. Raises: the refusal of a peer.
+        """
+        if self._alone:
+            return None
+        place, access, read_ahead = self._place, Access.of(self._settings), self._settings.daemon.read_ahead
+        share = Balancer(table, place.endpoint, place.endpoints, wal.SystemClock(), access, read_ahead)
+        place.heard, place.look, place.gives = share.heard, share.look, share.gives
+        share.start()
+        stack.callback(share.stop)
+        while not self._stop.is_set() and not share.wait_settled(LOOK_EVERY):
+            if share.refusal is not None:  # both have started at the same time
+                raise share.refusal
+        return share
 
     def _broken(self, table: Table) -> str | None:
         """Return why a single daemon has to end. One of several claims a stopped region again instead."""
@@ -202,31 +243,6 @@ def _close(table: Table) -> None:
         _LOG.warning("%s", error)
 
 
-def _resized(table: Table, warnings: LogLimit) -> str | None:
-    """Return `Resizing.done`; None if storage does not answer."""
-    try:
-        done = table.resizing.done()
-        if done is None:
-            table.resizing.look()
-        return done
-    except Exception as error:  # noqa: BLE001 - checked again in a moment
-        text = f"{table.base.uri}: cannot check whether the table was resized: {classify(error)}"
-        if (line := warnings.text("resized", text)) is not None:
-            _LOG.warning("%s", line)
-        return None
-
-
-def _taken(again: ClaimsAgain, warnings: LogLimit) -> FencedError | None:
-    """Return `ClaimsAgain.look`; None if storage does not answer."""
-    try:
-        return again.look()
-    except Exception as error:  # noqa: BLE001 - checked again in a moment
-        text = f"regions that another writer took cannot be claimed again yet: {classify(error)}"
-        if (line := warnings.text("taken", text)) is not None:
-            _LOG.warning("%s", line)
-        return None
-
-
 def _supervised(
     settings: Settings,
     environ: Mapping[str, str],
@@ -244,22 +260,6 @@ def _supervised(
     claimant = Claimant(take_over, daemon=True, peers=workers[0].daemon.endpoints)
     refuse_served(settings, environ, claimant, asking(settings, environ), clock)
     return Supervisor(workers, clock).run(stop, ready)
-
-
-def _place(settings: Settings, stop: threading.Event) -> Place:
-    """Return this daemon's endpoint from the settings. Raises: Invalid if `daemon.endpoints` does not contain it."""
-    daemon = settings.daemon
-    if not daemon.endpoints:
-        return Place(ends=stop.is_set)
-    scheme = _scheme(settings)
-    mine = addresses.own_endpoint(daemon.endpoints, daemon.host, daemon.port, daemon.advertise, scheme)
-    if mine is None:
-        raise Invalid(addresses.not_listed_text(daemon.host, daemon.port, scheme))
-    return Place(mine, list(daemon.endpoints), ends=stop.is_set)
-
-
-def _scheme(settings: Settings) -> str:
-    return addresses.scheme_of(settings.daemon.tls_cert)
 
 
 def _listening_http(settings: Settings, pages: DaemonPages, place: Place, guard: Guard, stack: ExitStack) -> str:
@@ -281,42 +281,6 @@ def _listening_http(settings: Settings, pages: DaemonPages, place: Place, guard:
     live.start()
     stack.callback(live.stop)
     return server.url
-
-
-def _listening(table: Table, settings: Settings, place: Place, guard: Guard, events: RecentEvents) -> FlightService:
-    """Answer calls from now on. Raises: Invalid if the port is in use."""
-    host, port = settings.daemon.host, settings.daemon.port
-    try:
-        at, limits = addresses.endpoint_of(host, port, _scheme(settings)), Limits.of(settings.daemon)
-        service = FlightService(table, at, place, guard, limits, events)
-    except OSError as error:
-        raise Invalid(f"daemon.port: cannot listen on {host}:{port} ({error}); choose another port, or 0") from None
-    if not place.endpoint:
-        place.endpoint = addresses.endpoint_of(host, service.port, _scheme(settings))
-        place.endpoints = [place.endpoint]
-    return service
-
-
-@contextmanager
-def _sharing(table: Table, place: Place, stop: threading.Event, settings: Settings) -> Iterator[Balancer | None]:
-    """Return a context that claims and maintains this daemon's share of the regions; None for a single daemon.
-
-    The context is entered once the share is complete, or `stop` is set.
-    """
-    if len(place.endpoints) < 2:
-        yield None
-        return
-    access, read_ahead = Access.of(settings), settings.daemon.read_ahead
-    share = Balancer(table, place.endpoint, place.endpoints, wal.SystemClock(), access, read_ahead)
-    place.heard, place.look, place.gives = share.heard, share.look, share.gives
-    share.start()
-    try:
-        while not stop.is_set() and not share.wait_settled(LOOK_EVERY):
-            if share.refusal is not None:  # both have started at the same time
-                raise share.refusal
-        yield share
-    finally:
-        share.stop()
 
 
 def check_addresses(settings: Settings, environ: Mapping[str, str], *, free: bool = True) -> Guard:

@@ -69,11 +69,11 @@ from memwal.ingest.errors import Invalid, MemWalError, Unavailable, UnknownOutco
 from memwal.ingest.refusals import being_resized, expect_routing, wrong_table
 from memwal.ingest.service.daemon import fields
 from memwal.ingest.service.daemon.limits import Calls, Limits, classified, why_refused
-from memwal.ingest.service.daemon.operations import Operation, Permissions, note_rows, reads, span_of
+from memwal.ingest.service.daemon.operations import Operation, reads, span_of
 from memwal.ingest.service.daemon.peers import Place
 from memwal.ingest.service.ops.events import RecentEvents
 from memwal.ingest.service.rpc import trace_headers
-from memwal.ingest.service.rpc.guard import Guard
+from memwal.ingest.service.rpc.guard import AccessLog, Guard, role_of
 from memwal.ingest.service.rpc.wire import raise_over_flight, read_closed, unpack, unpack_rows
 from memwal.ingest.settings.sections import DaemonSettings
 
@@ -125,7 +125,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         self._events = events
         self._guard, self._limits = guard or Guard(), limits or Limits.of(DaemonSettings())
         self._calls = Calls(self._limits.calls)
-        self._permissions = Permissions(self._guard, table.regions.context.clock)
+        self._log = AccessLog(table.regions.context.clock)
         self.table, self._place = table, place or Place()
         super().__init__(location, **trace_headers.taking_headers(self._guard.flight_options()))
 
@@ -150,7 +150,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
     ) -> None:
         operation, request, rows = self._request(descriptor.command)
         with self._calls.enter() if operation.counted else nullcontext():
-            self._permissions.expect(context, operation, request)
+            operation.expect_permitted(role_of(context, self._guard), request, context.peer(), self._log)
             self._take_rows(operation, request, rows, reader)
             explanations = list[Explanation]()
             if request.pop("explain", None):
@@ -163,7 +163,11 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
                 writer.begin(answer.schema)
                 writer.write_table(answer)
             elif isinstance(answer, RowStream):
-                self._send_stream(writer, answer, caller)
+                with answer:
+                    writer.begin(answer.schema)
+                    while (batch := caller.run(partial(next, answer, None))) is not None:
+                        writer.write_batch(batch)  # waits until gRPC accepts it
+                        caller.anew()
             else:
                 writer.write_metadata(_message(answer))
             for explanation in explanations:
@@ -175,7 +179,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         if action.type not in protocol.ASK_WHO:
             protocol.expect_caller(None)
         operation, request, _ = self._request(action.body, action.type)
-        self._permissions.expect(context, operation, request)
+        operation.expect_permitted(role_of(context, self._guard), request, context.peer(), self._log)
         return iter([_message(self._handled(operation, request))])
 
     @_answering
@@ -226,17 +230,9 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
     def _handled(self, operation: Operation, request: dict[str, Any]) -> Any:
         with span_of(operation, request) as span:
             answer = operation.handle(self, request)
-            note_rows(span, answer)
+            if span is not None and isinstance(answer, pa.Table):
+                tracing.note(span, rows=answer.num_rows, bytes=answer.nbytes)
             return answer
-
-    def _send_stream(self, writer: Any, rows: RowStream, caller: Caller) -> None:
-        """Send rows as gRPC accepts them, and close `rows`. Raises: errors of the read; Flight's if the client has
-        left."""
-        with rows:
-            writer.begin(rows.schema)
-            while (batch := caller.run(partial(next, rows, None))) is not None:
-                writer.write_batch(batch)
-                caller.anew()
 
     # ---- operations ----------------------------------------------------------------------------------------------
 
@@ -304,9 +300,6 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         claiming = [str(region) for region in self.table.regions.coming]
         return {**self._regions(), "claiming": claiming, "waiting": waiting, "base_version": upkeep.caught_up}
 
-    def _create_index(self, request: dict[str, Any]) -> str:
-        return self.table.create_index(request["column"], request["kind"], **request["parameters"])
-
     def _status(self, _: dict[str, Any]) -> dict[str, Any]:
         """Return the status of the table, with the newest events of this daemon, newest first."""
         newest = [] if self._events is None else self._events.newest()[:_EVENTS]
@@ -355,7 +348,13 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         "commit": Operation(
             "admin", lambda self, _: asdict(self.table.commit()), counted=False, audited=True, traced=True
         ),
-        "create_index": Operation("admin", _create_index, "column kind parameters", audited=True, traced=True),
+        "create_index": Operation(
+            "admin",
+            lambda self, asked: self.table.create_index(asked["column"], asked["kind"], **asked["parameters"]),
+            "column kind parameters",
+            audited=True,
+            traced=True,
+        ),
         "drop_index": Operation(
             "admin", lambda self, asked: self.table.drop_index(asked["name"]), "name", audited=True, traced=True
         ),

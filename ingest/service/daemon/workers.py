@@ -20,9 +20,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
-from memwal.ingest.errors import Invalid, MemWalError, Unavailable
-from memwal.ingest.service.daemon.child import ChildDaemon, how_it_ended, start_child
-from memwal.ingest.service.daemon.restarts import Restarts
+from memwal.ingest.errors import MemWalError, Unavailable
+from memwal.ingest.service.daemon.child import ChildDaemon, Restarts, how_it_ended, start_child
 from memwal.ingest.settings import endpoints as addresses
 from memwal.ingest.settings.load import Settings
 from memwal.wal import Clock
@@ -40,11 +39,8 @@ def worker_settings(settings: Settings, ports: Sequence[int]) -> list[Settings]:
     Raises: Invalid if `daemon.endpoints` does not contain this daemon.
     """
     daemon = settings.daemon
-    scheme = addresses.scheme_of(daemon.tls_cert)
-    mine = addresses.own_endpoint(daemon.endpoints, daemon.host, daemon.port, daemon.advertise, scheme)
-    if daemon.endpoints and mine is None:
-        raise Invalid(addresses.not_listed_text(daemon.host, daemon.port, scheme))
-    if mine is None:
+    if (mine := addresses.own_endpoint(daemon)) is None:
+        scheme = addresses.scheme_of(daemon.tls_cert)
         every = own = [addresses.endpoint_of(daemon.host, port, scheme) for port in ports]
     else:
         every, own = (addresses.expanded(each, len(ports)) for each in (daemon.endpoints, [mine]))

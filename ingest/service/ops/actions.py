@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -23,7 +22,7 @@ from memwal.ingest.engine.table.pauses import WHATS
 from memwal.ingest.errors import Invalid
 from memwal.ingest.service.ops.answers import PATIENCE, in_a_thread, refusal, response
 from memwal.ingest.service.ops.pages import Act, Page
-from memwal.ingest.service.rpc.roles import AccessLog, Role
+from memwal.ingest.service.rpc.guard import AccessLog, Role
 from memwal.wal import SystemClock
 
 ROLE: web.RequestKey[Role | None] = web.RequestKey("role", object)  # type: ignore[arg-type]
@@ -50,30 +49,21 @@ class Actions:
     async def _answered(self, path: str, act: Act, request: web.Request) -> web.StreamResponse:
         call, peer = f"POST {path}", str(request.remote)
         if (refused := self._log.refusal(request[ROLE], "admin", call, peer)) is not None:
-            return refusal(403, "INVALID", refused, why="role")
+            return refusal(403, refused, why="role")
         try:
             asked = await _asked(path, request)
         except Invalid as error:
-            return refusal(400, "INVALID", error.message)
+            return refusal(400, error.message)
         running = self._running.get(path)
         joined = running is not None and not running[1].done()
         if running is None or not joined:
             self._log.admin(call, peer)
-            running = asked, asyncio.wrap_future(in_a_thread(partial(_done, act, asked, peer), STATUSES))
+            running = asked, asyncio.wrap_future(in_a_thread(lambda: Page.of(act(asked, peer)), STATUSES))
             self._running[path] = running
         elif running[0] != asked:
-            return refusal(429, "UNAVAILABLE", f"another {path} is running; ask again when it is done", "1")
+            return refusal(429, f"another {path} is running; ask again when it is done", "1")
         page = await asyncio.shield(running[1])
-        return response(_joined(page) if joined else page)
-
-
-def _done(act: Callable[..., Mapping[str, Any]], asked: Mapping[str, Any], peer: str) -> Page:
-    return Page.of(act(asked, peer))
-
-
-def _joined(page: Page) -> Page:
-    told = json.loads(page.body)
-    return replace(page, body=json.dumps(told | {"joined": True}).encode() + b"\n")
+        return response(Page.of(json.loads(page.body) | {"joined": True}, page.status) if joined else page)
 
 
 async def _asked(path: str, request: web.Request) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
 
@@ -12,6 +11,7 @@ from aiohttp import web
 from memwal.ingest.errors import classify
 from memwal.ingest.service.ops.pages import Page, Render
 from memwal.ingest.service.rpc.guard import Why
+from memwal.ingest.threads import start
 
 PATIENCE = 5.0
 """Seconds for rendering a page. A health check needs an answer in time."""
@@ -31,24 +31,21 @@ class Shared:
     def __init__(self, path: str, render: Render) -> None:
         self._path, self._render = path, render
         self._rendering: asyncio.Future[Page] | None = None
-        self._began = 0.0
+        self._began = float("-inf")
 
     async def answer(self, request: web.Request) -> web.Response:
         """Answer a request; a brief one by the status alone."""
-        brief = request[IS_BRIEF]
-        page = await self._page(BRIEF_AGE if brief else 0.0)
-        return response(Page.of({"ready": page.status == 200}, page.status) if brief else page)
-
-    async def _page(self, age_max: float) -> Page:
-        """Return the page being rendered, or the last one if its rendering began less than `age_max` s ago."""
-        now = asyncio.get_running_loop().time()
-        if self._rendering is None or (self._rendering.done() and now - self._began >= age_max):
+        brief, now = request[IS_BRIEF], asyncio.get_running_loop().time()
+        done = self._rendering is None or self._rendering.done()
+        if done and now - self._began >= (BRIEF_AGE if brief else 0.0):
             self._rendering, self._began = asyncio.wrap_future(in_a_thread(self._render)), now
+        assert self._rendering is not None
         try:
-            return await asyncio.wait_for(asyncio.shield(self._rendering), PATIENCE)
+            page = await asyncio.wait_for(asyncio.shield(self._rendering), PATIENCE)
         except TimeoutError:
             text = f"{self._path} was not rendered within {PATIENCE:g} s; most likely storage does not answer"
-            return Page.of({"ready": False, "reasons": [{"reason": "no_answer", "text": text}]}, 503)
+            page = Page.of({"ready": False, "reasons": [{"reason": "no_answer", "text": text}]}, 503)
+        return response(Page.of({"ready": page.status == 200}, page.status) if brief else page)
 
 
 def in_a_thread(render: Render, statuses: Mapping[str, int] = {"UNAVAILABLE": 503}) -> Future[Page]:
@@ -56,20 +53,16 @@ def in_a_thread(render: Render, statuses: Mapping[str, int] = {"UNAVAILABLE": 50
 
     An error becomes a page with its kind and message. `statuses`: kinds of errors that are not answered with 500.
     """
-    page: Future[Page] = Future()
 
-    def work() -> None:
-        if not page.set_running_or_notify_cancel():  # from now on it cannot be cancelled
-            return
+    def page() -> Page:
         try:
-            page.set_result(render())
+            return render()
         except BaseException as error:  # noqa: BLE001 - the client gets the error
             classified = classify(error)
             told = {"error": {"kind": classified.kind, "message": classified.message}}
-            page.set_result(Page.of(told, statuses.get(classified.kind, 500)))
+            return Page.of(told, statuses.get(classified.kind, 500))
 
-    threading.Thread(target=work, name="http-page", daemon=True).start()
-    return page
+    return start("http-page", page)
 
 
 def response(page: Page, headers: Mapping[str, str] | None = None) -> web.Response:
@@ -84,10 +77,11 @@ def response(page: Page, headers: Mapping[str, str] | None = None) -> web.Respon
     return web.Response(body=page.body, status=page.status, headers=sent)
 
 
-def refusal(status: int, kind: str, message: str, retry_after: str = "", why: Why | None = None) -> web.Response:
+def refusal(status: int, message: str, retry_after: str = "", why: Why | None = None) -> web.Response:
     """Return the answer to a rejected request. `retry_after`: seconds. `why`: the reason if `status` does not show
     it."""
     headers = {"Retry-After": retry_after} if retry_after else {}
+    kind = "UNAVAILABLE" if status in (429, 503, 504) else "INVALID"
     answer = response(Page.of({"error": {"kind": kind, "message": message}}, status), headers)
     if why is not None:
         answer[WHY] = why

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections import deque
 from itertools import count
-from types import TracebackType
 from typing import Any, Self
 
 from memwal.ingest.errors import without_source_places
@@ -59,6 +58,6 @@ class RecentEvents(logging.Handler):
         self._logger.setLevel(min(self._level, logging.INFO) if self._level else logging.INFO)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._logger.removeHandler(self)
         self._logger.setLevel(self._level)

@@ -27,16 +27,15 @@ class Health:
         self._lock = threading.Lock()
         self._held: dict[str, Reason] = {}
 
-    def hold(self, reason: str, text: str, region: str = "") -> None:
-        """Add a reason (of a region): the process is not ready until `release`. A repeated call replaces the text."""
-        about = {"region": region} if region else {}
+    def hold(self, reason: str, text: str) -> None:
+        """Add a reason: the process is not ready until `release`. A repeated call replaces the text."""
         with self._lock:
-            self._held[f"{reason} {region}"] = {"reason": reason, "text": text, **about}
+            self._held[reason] = {"reason": reason, "text": text}
 
-    def release(self, reason: str, region: str = "") -> None:
+    def release(self, reason: str) -> None:
         """Remove a reason."""
         with self._lock:
-            self._held.pop(f"{reason} {region}", None)
+            self._held.pop(reason, None)
 
     def reasons(self) -> list[Reason]:
         """Return the current reasons, oldest first."""

@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,14 +25,9 @@ OVERLAP = 5
 """Newest samples that `series` repeats, for a reader that missed a message."""
 _BUCKETS = len(SECONDS) + 1
 _ZERO = (0.0,) * _BUCKETS
-_COLUMNS = ("monotonic", "time", "put_rows", "deleted_rows", "bad_rows", "latest", "flushed", "committed", "lag_rows")
-_AT = {name: number for number, name in enumerate(_COLUMNS)}
-_ACKS = slice(len(_COLUMNS), len(_COLUMNS) + _BUCKETS)
-_APPENDS = slice(_ACKS.stop, _ACKS.stop + _BUCKETS)
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(NamedTuple):
     """Counters since the process started, and gauges, NaN if not measured.
 
     `latest`, `flushed`, `committed`: seconds, as `memwal_behind_seconds`. `acks`, `appends`: counts by the buckets of
@@ -49,6 +43,12 @@ class Sample:
     lag_rows: float = math.nan
     acks: Sequence[float] = _ZERO
     appends: Sequence[float] = _ZERO
+
+
+_COLUMNS = ("monotonic", "time", *Sample._fields[:-2])
+_AT = {name: number for number, name in enumerate(_COLUMNS)}
+_ACKS = slice(len(_COLUMNS), len(_COLUMNS) + _BUCKETS)
+_APPENDS = slice(_ACKS.stop, _ACKS.stop + _BUCKETS)
 
 
 def counts_of(histograms: Iterable[Histogram]) -> tuple[float, ...]:
@@ -88,11 +88,9 @@ class History:
 
     def add(self, monotonic: float, time: float, sample: Sample) -> None:
         """Store a sample taken at unix time `time`, in place of the oldest."""
-        gauges = (sample.latest, sample.flushed, sample.committed, sample.lag_rows)
-        counted = (sample.put_rows, sample.deleted_rows, sample.bad_rows)
+        *plain, acks, appends = sample
         with self._lock:
-            row = (monotonic, time, *counted, *gauges, *sample.acks, *sample.appends)
-            self._rows[self._count % KEPT] = row
+            self._rows[self._count % KEPT] = (monotonic, time, *plain, *acks, *appends)
             self._count += 1
 
     @property

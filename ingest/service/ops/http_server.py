@@ -9,10 +9,12 @@ readers, many readers or a hanging page delay neither the threads that write row
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any
+from urllib.parse import urlsplit
 
 from aiohttp import web
 
@@ -23,7 +25,6 @@ from memwal.ingest.service.ops.http_connections import CONNECTIONS, HANDSHAKE, C
 from memwal.ingest.service.ops.live import Live
 from memwal.ingest.service.ops.live_server import DATA, PATHS, QUERY_BYTES, LiveServer
 from memwal.ingest.service.ops.pages import Act, Page, Render
-from memwal.ingest.service.ops.same_site import other_name, other_site
 from memwal.ingest.service.rpc.guard import REFUSED, Guard, Why
 from memwal.ingest.settings.endpoints import url_host
 
@@ -68,7 +69,12 @@ class HttpServer:
         """
         self._guard, self._host, self._connections_max = guard, host, connections_max
         self._loop = asyncio.new_event_loop()
-        application = self._application(pages, live, acts or {})
+        application = web.Application(middlewares=[self._guarded], client_max_size=QUERY_BYTES)
+        for path, render in pages.items():
+            application.router.add_get(path, Shared(path, render).answer)
+        if live is not None:
+            LiveServer(live).add_to(application)
+        Actions(acts or {}).add_to(application)
         self._runner = web.AppRunner(application, handle_signals=False, shutdown_timeout=0.1)
         self._server: asyncio.Server | None = None
         self._thread = threading.Thread(target=self._loop.run_forever, name="http", daemon=True)
@@ -80,7 +86,7 @@ class HttpServer:
             raise Invalid(
                 f"{setting}: cannot listen on {host}:{port} ({error.strerror}); choose another port, or 0"
             ) from None
-        self.url = f"{guard.scheme('http', 'https')}://{url_host(host)}:{self.port}"
+        self.url = f"{'https' if guard.context else 'http'}://{url_host(host)}:{self.port}"
 
     def close(self) -> None:
         """Stop listening; answers in progress are cut off."""
@@ -91,15 +97,6 @@ class HttpServer:
 
     def _run(self, what: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(what, self._loop).result(_END)
-
-    def _application(self, pages: Mapping[str, Render], live: Live | None, acts: Mapping[str, Act]) -> web.Application:
-        application = web.Application(middlewares=[self._guarded], client_max_size=QUERY_BYTES)
-        for path, render in pages.items():
-            application.router.add_get(path, Shared(path, render).answer)
-        if live is not None:
-            LiveServer(live).add_to(application)
-        Actions(acts).add_to(application)
-        return application
 
     async def _listen(self, host: str, port: int) -> int:
         await self._runner.setup()
@@ -131,10 +128,11 @@ class HttpServer:
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         """Return the answer to a parsed request, or its rejection."""
-        if self._guard.client_ca and request.path not in PROBES and not _has_certificate(request):
-            return refusal(403, "INVALID", _NO_CERTIFICATE, why="certificate")
+        presented = request.get_extra_info("peercert")  # TLS has verified it
+        if self._guard.client_ca and request.path not in PROBES and not presented:
+            return refusal(403, _NO_CERTIFICATE, why="certificate")
         if (foreign := self._foreign(request)) is not None:
-            return refusal(403, "INVALID", foreign)
+            return refusal(403, foreign)
         given = request.headers.get("Authorization")
         role = self._guard.role(given)
         admitted, request[ROLE] = role is not None, role
@@ -142,28 +140,69 @@ class HttpServer:
         if not (admitted or request[IS_BRIEF] or request.path in OPEN):
             return response(Page.of({"error": REFUSED}, 401), {"WWW-Authenticate": "Bearer"})
         if (request.content_length or 0) > QUERY_BYTES:  # reject before reading
-            return refusal(413, "INVALID", f"the body is longer than {QUERY_BYTES} bytes")
+            return refusal(413, f"the body is longer than {QUERY_BYTES} bytes")
         try:
             return await handler(request)
         except web.HTTPException as error:
             allowed = {name: error.headers[name] for name in ("Allow",) if name in error.headers}
             return response(Page.of({"error": error.reason}, error.status), allowed)
         except web.RequestPayloadError:
-            return refusal(400, "INVALID", "the body is not as its headers say")
+            return refusal(400, "the body is not as its headers say")
 
     def _foreign(self, request: web.Request) -> str | None:
         """Return why a request is rejected that a page of another site may have sent through a browser; None
         otherwise."""
-        named = None if self._guard.token or request.path == ALIVE else other_name(_host(request), self._host)
+        host = request.headers.get("Host", "")  # `request.host` would look up the system's host name without it
+        named = None if self._guard.tokens or request.path == ALIVE else other_name(host, self._host)
         asks = request.path in DATA or request.method == "POST"
         return named or (other_site(request.headers) if asks else None)
 
 
-def _has_certificate(request: web.Request) -> bool:
-    """Return whether the caller presented a certificate; TLS has verified it."""
-    return bool(request.transport is not None and request.transport.get_extra_info("peercert"))
+# ---- requests that a page of another site may have sent through a browser -------------------------------------------
+
+# 1. A page of another site sends its own `Origin`, or the browser sends `Sec-Fetch-Site: cross-site`.
+# 2. With DNS rebinding the owner of the site makes its name resolve to this process. Then both headers agree with
+#    `Host`, and the browser lets the page read the answer. They are detected by the name, unless a token is required.
+
+_SHOWN = 100
 
 
-def _host(request: web.Request) -> str:
-    """Return the `Host` header. `request.host` would look up the system's host name if the header is missing."""
-    return request.headers.get("Host", "")
+def other_name(host: str, own: str) -> str | None:
+    """Return why a request without a token is rejected for its `Host` header; None if it is accepted.
+
+    `own`: the configured host. A request without the header does not come from a browser.
+    """
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return f"{host[:_SHOWN]!r} is not an address"
+    if not host or name in ("localhost", own) or _is_address(name):
+        return None
+    taken = " and localhost" if own == "localhost" or _is_address(own) else f", localhost and {own}"
+    return f"asked by the name {name[:_SHOWN]!r}; without daemon.token only IP addresses{taken} are taken"
+
+
+def other_site(headers: Mapping[str, str]) -> str | None:
+    """Return why a request is rejected that a page of another site sent through a browser; None for any other
+    request."""
+    host, origin = headers.get("Host", ""), headers.get("Origin")
+    try:
+        site = None if origin is None else urlsplit(origin).netloc
+    except ValueError:
+        return f"{(origin or '')[:_SHOWN]!r} is not an address"
+    if site is not None and site != host:
+        return f"a page of {origin[:_SHOWN] if origin else ''} asked {host[:_SHOWN]}; {_ONLY}"
+    if headers.get("Sec-Fetch-Site", "").lower() == "cross-site":
+        return f"a page of another site asked {host[:_SHOWN]}; {_ONLY}"
+    return None
+
+
+_ONLY = "only the page of this process may ask it from a browser"
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
 from functools import partial
 from importlib.resources import files
-from typing import Any
 
 from aiohttp import web
 
@@ -28,20 +26,16 @@ READERS = 8
 TICK = 1.0
 QUERY_BYTES = 16 << 10
 QUERY_SECONDS = 10.0
-FILES = {
-    "index.html": "text/html; charset=utf-8",
-    "page.css": "text/css; charset=utf-8",
-    "page.js": "text/javascript; charset=utf-8",
-    "tiles.js": "text/javascript; charset=utf-8",
-    "regions.js": "text/javascript; charset=utf-8",
-    "lists.js": "text/javascript; charset=utf-8",
-    "draw.js": "text/javascript; charset=utf-8",
-    "query.js": "text/javascript; charset=utf-8",
-    "text.js": "text/javascript; charset=utf-8",
-    "icon.svg": "image/svg+xml",
-    "uplot/uPlot.iife.min.js": "text/javascript; charset=utf-8",
-    "uplot/uPlot.min.css": "text/css; charset=utf-8",
+_TYPES = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
 }
+FILES = (
+    *("index.html", "page.css", "page.js", "tiles.js", "regions.js", "lists.js", "draw.js", "query.js", "text.js"),
+    *("icon.svg", "uplot/uPlot.iife.min.js", "uplot/uPlot.min.css"),
+)
 PATHS = {"/": "index.html"} | {f"/page/{name}": name for name in FILES if name != "index.html"}
 """The files of the page, by path."""
 DATA = frozenset({"/live", "/live/events", "/query"})
@@ -64,7 +58,6 @@ _OF_EVENTS = {
     "X-Content-Type-Options": "nosniff",
     "X-Accel-Buffering": "no",
 }
-_STATUSES = {"INVALID": 400, "UNAVAILABLE": 503}
 
 
 class LiveServer:
@@ -82,7 +75,7 @@ class LiveServer:
         application.on_shutdown.append(self._ticks.stop)
         folder = files("memwal.ingest.service.ops") / "page"
         for path, name in PATHS.items():
-            page = Page((folder / name).read_bytes(), FILES[name])
+            page = Page((folder / name).read_bytes(), _TYPES[name.rpartition(".")[2]])
             router.add_get(path, partial(_file, page))
         router.add_get("/live", self._message.answer)
         router.add_get("/live/events", self._events, allow_head=False)
@@ -90,9 +83,7 @@ class LiveServer:
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         if self._ticks.readers >= READERS:
-            return refusal(
-                503, "UNAVAILABLE", f"{READERS} pages are open already; close one, or read /live", "5", "busy"
-            )
+            return refusal(503, f"{READERS} pages are open already; close one, or read /live", "5", "busy")
         stream = web.StreamResponse(headers=_OF_EVENTS)
         self._ticks.readers += 1
         try:
@@ -110,30 +101,27 @@ class LiveServer:
 
     async def _query(self, request: web.Request) -> web.StreamResponse:
         if request.content_type != "application/json":
-            return refusal(415, "INVALID", "send the query as JSON, with Content-Type: application/json")
+            return refusal(415, "send the query as JSON, with Content-Type: application/json")
         if request.content_length is None and "Transfer-Encoding" not in request.headers:
-            return refusal(411, "INVALID", "send the length of the query, as Content-Length")
+            return refusal(411, "send the length of the query, as Content-Length")
         try:
             asked = json.loads(await asyncio.wait_for(request.read(), PATIENCE))
         except (ValueError, RecursionError):
-            return refusal(400, "INVALID", "the query is not JSON")
+            return refusal(400, "the query is not JSON")
         except TimeoutError:
-            return refusal(408, "INVALID", f"the query did not arrive within {PATIENCE:g} s")
+            return refusal(408, f"the query did not arrive within {PATIENCE:g} s")
         if not isinstance(asked, dict):
-            return refusal(400, "INVALID", 'the query is no object; write {"filter": "…"}')
+            return refusal(400, 'the query is no object; write {"filter": "…"}')
         if self._asking is not None and not self._asking.done():
-            return refusal(429, "UNAVAILABLE", "another query is running; this process answers one at a time", "1")
-        return await self._answered(asked)
-
-    async def _answered(self, asked: Mapping[str, Any]) -> web.StreamResponse:
+            return refusal(429, "another query is running; this process answers one at a time", "1")
         caller, ask = Caller(), partial(self._live.source.ask, asked)
-        self._asking = asyncio.wrap_future(in_a_thread(partial(caller.run, ask), _STATUSES))
+        self._asking = asyncio.wrap_future(in_a_thread(partial(caller.run, ask), {"INVALID": 400, "UNAVAILABLE": 503}))
         try:
             return response(await asyncio.wait_for(asyncio.shield(self._asking), QUERY_SECONDS))
         except TimeoutError:
             caller.leave()
             text = f"no answer within {QUERY_SECONDS:g} s; ask for less: a filter on an indexed column, fewer rows"
-            return refusal(504, "UNAVAILABLE", text)
+            return refusal(504, text)
 
 
 class _Ticks:

@@ -21,6 +21,7 @@ from memwal.ingest.protocol import build
 from memwal.ingest.service.rpc.guard import WAYS, Refused
 
 Kind = Literal["counter", "gauge", "histogram"]
+Read = str | Callable[[Any], Any]
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -29,14 +30,14 @@ class Declared:
     """One metric.
 
     `name`: without the suffix `_total`, which is added to samples of counters. `read`: returns the value from the
-    object of the group (for example a `RegionMeter`): a number, a `Histogram`, or, with `by`, pairs of label value
-    and number.
+    object of the group (for example a `RegionMeter`), or names its field: a number, a `Histogram`, or, with `by`, pairs
+    of label value and number.
     """
 
     name: str
     kind: Kind
     meaning: str
-    read: Callable[[Any], Any]
+    read: Read
     by: str = ""
     """Labels besides that of the group: a name, or several separated by commas."""
 
@@ -45,17 +46,26 @@ class Declared:
         """The names of the labels in `by`."""
         return self.by.split(",") if self.by else []
 
-
-def _counter(name: str, meaning: str, field: str) -> Declared:
-    return Declared(name, "counter", meaning, lambda meter: getattr(meter, field))
-
-
-def _histogram(name: str, meaning: str, field: str) -> Declared:
-    return Declared(name, "histogram", meaning, lambda meter: getattr(meter, field))
+    def value(self, of: Any) -> Any:
+        """Return the value from `of`, an object of the group."""
+        if not isinstance(self.read, str):
+            return self.read(of)
+        return of[self.read] if isinstance(of, Mapping) else getattr(of, self.read)
 
 
-def _gauge(name: str, meaning: str, field: str) -> Declared:
-    return Declared(name, "gauge", meaning, lambda state: state[field])
+def counter(name: str, meaning: str, read: Read, by: str = "") -> Declared:
+    """Declare a counter."""
+    return Declared(name, "counter", meaning, read, by)
+
+
+def histogram(name: str, meaning: str, read: Read) -> Declared:
+    """Declare a histogram."""
+    return Declared(name, "histogram", meaning, read)
+
+
+def gauge(name: str, meaning: str, read: Read, by: str = "") -> Declared:
+    """Declare a gauge."""
+    return Declared(name, "gauge", meaning, read, by)
 
 
 def _pending(what: str) -> Callable[[Mapping[str, Any]], float]:
@@ -65,50 +75,45 @@ def _pending(what: str) -> Callable[[Mapping[str, Any]], float]:
 _STATES = ("serving", "flush_failing", "fenced", "poisoned")
 
 COUNTED = (
-    _counter("memwal_put_rows", "rows put and acknowledged", "rows_put"),
-    _counter("memwal_deleted_rows", "keys deleted and acknowledged", "rows_deleted"),
-    _counter(
+    counter("memwal_put_rows", "rows put and acknowledged", "rows_put"),
+    counter("memwal_deleted_rows", "keys deleted and acknowledged", "rows_deleted"),
+    counter(
         "memwal_skipped_rows",
         "rows not stored: their key was stored already (upsert = insert), or with a newer version",
         "rows_skipped",
     ),
-    _counter(
+    counter(
         "memwal_repeated_rows",
         "rows acknowledged without being applied, because their token was applied before",
         "rows_repeated",
     ),
-    _counter("memwal_writes", "puts, deletes and streams of micro-batches acknowledged", "writes"),
-    _counter(
-        "memwal_failed_writes",
-        "writes answered with an error: not applied, or with unknown outcome",
-        "writes_failed",
+    counter("memwal_writes", "puts, deletes and streams of micro-batches acknowledged", "writes"),
+    counter(
+        "memwal_failed_writes", "writes answered with an error: not applied, or with unknown outcome", "writes_failed"
     ),
-    _histogram(
+    histogram(
         "memwal_ack_seconds",
         "time from the arrival of a write to its ack, of the oldest write of each group",
         "ack_seconds",
     ),
-    _histogram("memwal_group_writes", "number of writes per group; a group usually shares one append", "group_writes"),
-    _histogram("memwal_append_seconds", "time of one append to the WAL, until it is durable", "append_seconds"),
-    _counter("memwal_append_bytes", "bytes of appended rows, in memory", "append_bytes"),
-    _counter("memwal_append_entries", "WAL entries appended", "entries"),
-    _histogram("memwal_flush_seconds", "time from a frozen memtable to its published SST", "flush_seconds"),
-    _counter("memwal_flush_rows", "rows of flushed memtables", "flush_rows"),
-    _counter("memwal_flush_bytes", "bytes of flushed memtables, indexes included", "flush_bytes"),
-    _counter("memwal_flush_failures", "failed flushes; each is retried", "flush_failures"),
-    Declared(
-        "memwal_backpressure_waiting_puts", "gauge", "puts that wait for room at the moment", lambda m: m.waiting_puts
-    ),
-    _counter("memwal_backpressure_waits", "puts that had to wait for room", "waited_puts"),
-    _counter("memwal_backpressure_waited_seconds", "total time that puts waited for room", "waited_seconds"),
-    _counter("memwal_backpressure_refused", "puts refused because there was no room in time", "refused_puts"),
-    _counter("memwal_claims", "claims of the region by this process", "claims"),
-    _counter("memwal_fences", "claims that ended because a newer writer fenced them", "fences"),
-    _counter("memwal_poisonings", "claims that ended because of a storage failure", "poisonings"),
-    _counter("memwal_replay_seconds", "total time of claims, including the replay of the log", "replay_seconds"),
-    Declared(
+    histogram("memwal_group_writes", "number of writes per group; a group usually shares one append", "group_writes"),
+    histogram("memwal_append_seconds", "time of one append to the WAL, until it is durable", "append_seconds"),
+    counter("memwal_append_bytes", "bytes of appended rows, in memory", "append_bytes"),
+    counter("memwal_append_entries", "WAL entries appended", "entries"),
+    histogram("memwal_flush_seconds", "time from a frozen memtable to its published SST", "flush_seconds"),
+    counter("memwal_flush_rows", "rows of flushed memtables", "flush_rows"),
+    counter("memwal_flush_bytes", "bytes of flushed memtables, indexes included", "flush_bytes"),
+    counter("memwal_flush_failures", "failed flushes; each is retried", "flush_failures"),
+    gauge("memwal_backpressure_waiting_puts", "puts that wait for room at the moment", "waiting_puts"),
+    counter("memwal_backpressure_waits", "puts that had to wait for room", "waited_puts"),
+    counter("memwal_backpressure_waited_seconds", "total time that puts waited for room", "waited_seconds"),
+    counter("memwal_backpressure_refused", "puts refused because there was no room in time", "refused_puts"),
+    counter("memwal_claims", "claims of the region by this process", "claims"),
+    counter("memwal_fences", "claims that ended because a newer writer fenced them", "fences"),
+    counter("memwal_poisonings", "claims that ended because of a storage failure", "poisonings"),
+    counter("memwal_replay_seconds", "total time of claims, including the replay of the log", "replay_seconds"),
+    gauge(
         "memwal_region_last_error_timestamp_seconds",
-        "gauge",
         "when a step of the region last failed, unix time; 0 = never. what: append, flush, commit, claim, fence or "
         "poison; /status has the text",
         lambda meter: [(step, 0.0 if error is None else error.at) for step, error in meter.last_errors.items()],
@@ -118,87 +123,74 @@ COUNTED = (
 """Metrics read from a `RegionMeter`."""
 
 HELD = (
-    Declared(
+    gauge(
         "memwal_region_state",
-        "gauge",
         "1 for the current state of the region: serving, flush_failing, fenced or poisoned; 0 for the others",
         lambda state: [(name, float(name == state["state"])) for name in _STATES],
         by="state",
     ),
-    _gauge("memwal_writer_epoch", "writer epoch of the region", "epoch"),
-    _gauge("memwal_wal_position", "position of the newest WAL entry of the region", "wal_position"),
-    _gauge("memwal_replay_after", "position of the newest WAL entry whose rows are in a published SST", "replay_after"),
-    _gauge("memwal_generation", "generation of the active memtable", "generation"),
-    _gauge("memwal_memtable_rows", "rows in the memtables of the region", "memtable_rows"),
-    _gauge("memwal_memtable_bytes", "bytes of the memtables of the region, indexes included", "memtable_bytes"),
-    _gauge(
+    gauge("memwal_writer_epoch", "writer epoch of the region", "epoch"),
+    gauge("memwal_wal_position", "position of the newest WAL entry of the region", "wal_position"),
+    gauge("memwal_replay_after", "position of the newest WAL entry whose rows are in a published SST", "replay_after"),
+    gauge("memwal_generation", "generation of the active memtable", "generation"),
+    gauge("memwal_memtable_rows", "rows in the memtables of the region", "memtable_rows"),
+    gauge("memwal_memtable_bytes", "bytes of the memtables of the region, indexes included", "memtable_bytes"),
+    gauge(
         "memwal_unindexed_rows",
         "rows in memtables that are not indexed yet; searches read them one by one",
         "unindexed_rows",
     ),
-    Declared(
+    gauge(
         "memwal_behind_seconds",
-        "gauge",
         "age of the oldest row of the region that has not reached a level: latest (acked), flushed (in an SST) or "
         "committed (in the base table); 0 if all have",
         lambda state: sorted(state["behind"].items()),
         by="level",
     ),
-    Declared(
-        "memwal_pending_ssts", "gauge", "SSTs that are published but not committed", lambda state: len(state["ssts"])
-    ),
-    Declared("memwal_pending_sst_rows", "gauge", "rows of these SSTs", _pending("rows")),
-    Declared(
-        "memwal_pending_sst_bytes", "gauge", "bytes of these SSTs, as their rows were in memory", _pending("bytes")
-    ),
+    gauge("memwal_pending_ssts", "SSTs that are published but not committed", lambda state: len(state["ssts"])),
+    gauge("memwal_pending_sst_rows", "rows of these SSTs", _pending("rows")),
+    gauge("memwal_pending_sst_bytes", "bytes of these SSTs, as their rows were in memory", _pending("bytes")),
 )
 """Metrics read from a region's part of `Table.status()`, which needs no storage."""
 
 COMMITTED = (
-    _histogram("memwal_commit_seconds", "time of one commit of SSTs into the base table", "seconds"),
-    _counter("memwal_commit_inserted_rows", "rows that commits inserted", "rows_inserted"),
-    _counter("memwal_commit_updated_rows", "rows that commits updated", "rows_updated"),
-    _counter("memwal_commit_deleted_rows", "rows that commits deleted", "rows_deleted"),
-    _counter("memwal_rows_expired", "expired rows (`table.ttl`) that were deleted from the base table", "rows_expired"),
-    _counter("memwal_commit_ssts", "SSTs committed", "ssts"),
-    _counter("memwal_commit_bytes", "bytes of data files written by commits", "bytes"),
-    _counter("memwal_commit_failures", "failed commits; each is retried", "failures"),
-    Declared(
+    histogram("memwal_commit_seconds", "time of one commit of SSTs into the base table", "seconds"),
+    counter("memwal_commit_inserted_rows", "rows that commits inserted", "rows_inserted"),
+    counter("memwal_commit_updated_rows", "rows that commits updated", "rows_updated"),
+    counter("memwal_commit_deleted_rows", "rows that commits deleted", "rows_deleted"),
+    counter("memwal_rows_expired", "expired rows (`table.ttl`) that were deleted from the base table", "rows_expired"),
+    counter("memwal_commit_ssts", "SSTs committed", "ssts"),
+    counter("memwal_commit_bytes", "bytes of data files written by commits", "bytes"),
+    counter("memwal_commit_failures", "failed commits; each is retried", "failures"),
+    gauge(
         "memwal_commit_held_back_regions",
-        "gauge",
         "regions that the last commit left out because of a problem; see `memwal status` and the log",
-        lambda meter: meter.held_back,
+        "held_back",
     ),
 )
 """Metrics read from a `CommitMeter`."""
 
 TABLE = (
-    Declared(
-        "memwal_base_version", "gauge", "version of the base table that this process saw last", lambda t: t.base_version
-    ),
-    Declared(
+    gauge("memwal_base_version", "version of the base table that this process saw last", "base_version"),
+    gauge(
         "memwal_commit_interval_seconds",
-        "gauge",
         "time between two commits (`commit.interval`); 0 = on demand only",
         lambda t: t.upkeep.commit_interval,
     ),
-    Declared(
+    gauge(
         "memwal_unsupported_columns",
-        "gauge",
         "columns of the base table that memwal cannot hold; puts are rejected while there are any, see `memwal status`",
         lambda t: len(t.base.unsupported),
     ),
-    Declared(
+    gauge(
         "memwal_storage_bytes",
-        "gauge",
         "bytes of the table on storage, measured once an hour by the process that commits. kind: newest (version of "
         "the base table), older (versions), ssts, log or orphans",
         lambda t: [] if t.upkeep.space is None else list(t.upkeep.space.bytes.items()),
         by="kind",
     ),
-    Declared(
+    gauge(
         "memwal_storage_factor",
-        "gauge",
         "all these bytes divided by those of the newest version; NaN before they are measured",
         lambda t: float("nan") if t.upkeep.space is None else t.upkeep.space.factor,
     ),
@@ -206,9 +198,8 @@ TABLE = (
 """Metrics read from an `embedded.Table`."""
 
 PAUSED = (
-    Declared(
+    gauge(
         "memwal_paused",
-        "gauge",
         "1 while an operator has paused it, else 0. what: ingestion (no micro-batch begins) or commits (none by "
         "itself)",
         lambda paused: [(what, float(what in paused)) for what in WHATS],
@@ -218,9 +209,8 @@ PAUSED = (
 """Metrics read from `table.pauses.Paused`."""
 
 BUILD = (
-    Declared(
+    gauge(
         "memwal_build_info",
-        "gauge",
         "1; its labels are the versions of this process: of memwal, of its protocol, and of its tables on storage",
         lambda build: [((build["memwal"], build["protocol"], build["storage"]), 1.0)],
         by="version,protocol,storage",
@@ -228,9 +218,8 @@ BUILD = (
 )
 """Metrics read from `ingest.protocol.build`."""
 REFUSED = (
-    Declared(
+    counter(
         "memwal_refused_requests",
-        "counter",
         "requests refused without effect. over: flight or http. reason: token (missing or wrong), certificate, role, "
         "site (a page of another site), invalid, size, busy (too many at once), time, memory",
         lambda counts: sorted(counts.items()),
@@ -246,7 +235,14 @@ def families(declared: Iterable[Declared], objects: Mapping[str, Any], label: st
         labels = [*([label] if label else []), *metric.labels]
         family = _FAMILIES[metric.kind](metric.name, metric.meaning, labels=labels)
         for name, read_from in objects.items():
-            _add(family, metric, [name] if label else [], metric.read(read_from))
+            of, value = [name] if label else [], metric.value(read_from)
+            if metric.by:
+                for by, number in value:
+                    family.add_metric([*of, *([by] if isinstance(by, str) else by)], number)
+            elif isinstance(value, Histogram):
+                family.add_metric(of, value.buckets(), value.total)
+            else:
+                family.add_metric(of, value)
         yield family
 
 
@@ -255,16 +251,6 @@ _FAMILIES: Mapping[Kind, Any] = {
     "gauge": GaugeMetricFamily,
     "histogram": HistogramMetricFamily,
 }
-
-
-def _add(family: Any, declared: Declared, labels: list[str], value: Any) -> None:
-    if declared.by:
-        for name, number in value:
-            family.add_metric([*labels, *([name] if isinstance(name, str) else name)], number)
-    elif isinstance(value, Histogram):
-        family.add_metric(labels, value.buckets(), value.total)
-    else:
-        family.add_metric(labels, value)
 
 
 class _BuildCollector(Collector):

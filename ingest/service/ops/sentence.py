@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from memwal.ingest.engine.table.pauses import Paused, text_of
@@ -77,12 +77,7 @@ def health(situation: Situation) -> dict[str, Any]:
     """Return `state`, `title`, `text` and `todo` of the worst finding, and all other `findings`, worst first."""
     found = sorted(_findings(situation), key=lambda finding: _ORDER[finding.state])
     first, *rest = found or [Finding("healthy", "healthy", "Healthy", _healthy(situation))]
-    return _told(first) | {"findings": [_told(finding) for finding in rest]}
-
-
-def _told(finding: Finding) -> dict[str, Any]:
-    names = ("state", "reason", "title", "text", "todo", "regions")
-    return {name: getattr(finding, name) for name in names}
+    return asdict(first) | {"findings": [asdict(finding) for finding in rest]}
 
 
 def _findings(situation: Situation) -> Iterator[Finding]:
@@ -90,26 +85,32 @@ def _findings(situation: Situation) -> Iterator[Finding]:
     for reason in situation.reasons:
         by_reason.setdefault(reason["reason"], []).append(reason)
     for name, reasons in by_reason.items():
-        yield _OF_REASON.get(name, _of_other)(situation, reasons)
+        other = _failing(name.replace("_", " ").capitalize(), "", "warning")
+        yield _OF_REASON.get(name, other)(situation, reasons)
     if situation.puts_rejected:
         todo = "Reads, deletes and commits of earlier rows continue."
         yield Finding("failing", "puts_rejected", "Puts are rejected", _sentence(situation.puts_rejected), todo)
-    yield from _of_pauses(situation)
-    if "commit_failing" not in by_reason and "commits" not in situation.paused and (late := _late(situation)):
-        yield late
+    for what, (title, text, todo) in _OF_PAUSE.items():
+        if what in situation.paused:
+            # the title states the rest
+            told = text_of(what, situation.paused[what]).partition(" paused")[2].lstrip(": ")
+            yield Finding("busy", f"{what}_paused", title, f"{_sentence(told)} {text}", todo)
+    if "commit_failing" not in by_reason and "commits" not in situation.paused and _is_late(situation):
+        yield _late(situation)
     yield from _of_writes(situation)
     if situation.skewed:
         yield Finding("warning", "skewed", "One region takes the rows", _sentence(situation.skewed))
-    yield from _of_daemons(situation)
+    if situation.gone:
+        count, other = len(situation.gone), "" if situation.run else "other "
+        one = "A daemon does not answer" if situation.run else "Another daemon does not answer"
+        title = f"{count} {other}daemons do not answer" if count > 1 else one
+        text = f"No answer from {', '.join(situation.gone)}. Its regions are taken over by those that live."
+        todo = "Start it again; it then gets its share of the regions back."
+        yield Finding("warning", "daemon_gone", title, text, todo)
     yield from _of_lag(situation)
 
 
 # ---- reasons of health ----------------------------------------------------------------------------------------------
-
-
-def _of_other(_: Situation, reasons: Sequence[Reason]) -> Finding:
-    name = reasons[0]["reason"]
-    return Finding("warning", name, name.replace("_", " ").capitalize(), _sentence(reasons[0]["text"]))
 
 
 def _busy(title: str, todo: str) -> Callable[[Situation, Sequence[Reason]], Finding]:
@@ -127,12 +128,9 @@ def _failing(title: str, todo: str, state: State = "failing") -> Callable[[Situa
 
 def _of_commits(situation: Situation, reasons: Sequence[Reason]) -> Finding:
     behind = situation.behind.get("committed") or 0.0
-    title = "Commits are stuck" if _is_late(situation) else "Commits fail"
     waited = f"Rows have waited {duration(behind)} for the base table. " if behind else ""
-    regions = tuple(reason["region"] for reason in reasons if reason.get("region"))
-    of = f" in {len(regions)} of {situation.regions} regions" if regions and situation.regions else ""
-    text = f"{waited}Last error: {_sentence(reasons[0]['text'])} {_SAFE}"
-    return Finding("failing", "commit_failing", f"{title}{of}", text, _COMMIT, regions)
+    made = _failing("Commits are stuck" if _is_late(situation) else "Commits fail", _COMMIT)(situation, reasons)
+    return replace(made, text=f"{waited}Last error: {made.text} {_SAFE}")
 
 
 def _of_fences(situation: Situation, reasons: Sequence[Reason]) -> Finding:
@@ -214,22 +212,12 @@ _OF_PAUSE: Mapping[str, tuple[str, str, str]] = {
 }
 
 
-def _of_pauses(situation: Situation) -> Iterator[Finding]:
-    for what, (title, text, todo) in _OF_PAUSE.items():
-        if what in situation.paused:
-            # the title states the rest
-            told = text_of(what, situation.paused[what]).partition(" paused")[2].lstrip(": ")
-            yield Finding("busy", f"{what}_paused", title, f"{_sentence(told)} {text}", todo)
-
-
 def _is_late(situation: Situation) -> bool:
     behind, interval = situation.behind.get("committed"), situation.interval
     return behind is not None and interval > 0 and behind > max(2 * interval, interval + _LATE)
 
 
-def _late(situation: Situation) -> Finding | None:
-    if not _is_late(situation):
-        return None
+def _late(situation: Situation) -> Finding:
     behind = duration(situation.behind["committed"] or 0.0)
     text = f"Rows have waited {behind} for the base table; commit.interval is {duration(situation.interval)}. {_SAFE}"
     todo = "See the commits and events below: a commit may be slow, or another program may hold the table."
@@ -250,17 +238,6 @@ def _of_writes(situation: Situation) -> Iterator[Finding]:
         text = f"The oldest write has waited {duration(latest)} for its ack: storage is slow, or does not answer."
         todo = "Nothing is lost: the writer waits up to wal.retry_budget, then it stops itself. Check the storage."
         yield Finding("warning", "slow_writes", "Writes are slow", text, todo)
-
-
-def _of_daemons(situation: Situation) -> Iterator[Finding]:
-    if situation.gone:
-        many = len(situation.gone) > 1
-        other = "" if situation.run else "other "
-        one = "A daemon does not answer" if situation.run else "Another daemon does not answer"
-        title = f"{len(situation.gone)} {other}daemons do not answer" if many else one
-        text = f"No answer from {', '.join(situation.gone)}. Its regions are taken over by those that live."
-        todo = "Start it again; it then gets its share of the regions back."
-        yield Finding("warning", "daemon_gone", title, text, todo)
 
 
 def _of_lag(situation: Situation) -> Iterator[Finding]:

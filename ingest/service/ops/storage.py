@@ -16,7 +16,7 @@ from lance.lance import register_lance_metrics_recorder, snapshot_lance_metrics
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from memwal.ingest.service.ops.metrics import Declared, families
+from memwal.ingest.service.ops.metrics import counter, families, gauge
 from memwal.ingest.settings.sections import CostSettings
 from memwal.wal import REQUESTS, Clock
 
@@ -56,38 +56,30 @@ class KindRequests:
     @property
     def dollars(self) -> float:
         """Cost of the requests. Summed in a fixed order: a rounding that decreased it would look like a restart."""
-        return sum(self.charged[operation] * self._price(operation) for operation in sorted(self.charged)) / 1000
-
-    def _price(self, operation: str) -> float:
-        """Return dollars for 1,000 requests."""
-        prices = {"put": self.cost.put_price, "list": self.cost.put_price, "delete": self.cost.delete_price}
-        return prices.get(operation, self.cost.get_price)
+        cost = self.cost  # for 1,000 requests
+        prices = {"put": cost.put_price, "list": cost.put_price, "delete": cost.delete_price}
+        return sum(number * prices.get(name, cost.get_price) for name, number in sorted(self.charged.items())) / 1000
 
 
 REQUESTED = (
-    Declared(
+    counter(
         "memwal_store_requests",
-        "counter",
         "requests of this process to storage. kind: log, manifest, sst, commit, note, staged, base or other, for "
         "which memwal asked itself; lance: what Lance asked for. operation: get, put, list, delete or head",
         lambda kind: sorted(kind.requests.items()),
         by="operation",
     ),
-    Declared(
-        "memwal_store_cost_dollars",
-        "counter",
-        "what these requests cost by the prices in [cost]; 0 on local files",
-        lambda kind: kind.dollars,
+    counter(
+        "memwal_store_cost_dollars", "what these requests cost by the prices in [cost]; 0 on local files", "dollars"
     ),
 )
 """Metrics of a `KindRequests`."""
 
 BUDGET = (
-    Declared(
+    gauge(
         "memwal_store_cost_budget_dollars",
-        "gauge",
         "most that the requests of this process may cost per hour (`cost.hourly_budget`); 0 = no limit",
-        lambda cost: cost.hourly_budget,
+        "hourly_budget",
     ),
 )
 """Metrics of `CostSettings`."""

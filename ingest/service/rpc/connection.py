@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -11,14 +11,13 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from memwal.ingest import protocol, tracing
-from memwal.ingest.caller import given_up, present
+from memwal.ingest.caller import given_up, left
 from memwal.ingest.engine.api.reads import READS
 from memwal.ingest.engine.api.tokens import Token
 from memwal.ingest.errors import Invalid, UnknownOutcome
 from memwal.ingest.protocol import refusal_of_daemon
 from memwal.ingest.service.rpc.credentials import bearer
-from memwal.ingest.service.rpc.exchange import OpenRead, Told, command_of, exchanged, message_of, rows_of
-from memwal.ingest.service.rpc.row_stream import streamed
+from memwal.ingest.service.rpc.exchange import OpenRead, Told, command_of, exchanged, message_of, rows_of, streamed
 from memwal.ingest.service.rpc.tls import NO_TLS, ClientTls
 from memwal.ingest.service.rpc.trace_headers import sent_headers
 from memwal.ingest.service.rpc.wire import ALIGNED, StreamSum, from_flight
@@ -53,8 +52,7 @@ def _translate_flight_errors(method: Callable[Concatenate[Any, P], R]) -> Callab
         try:
             return method(self, *args, **kwargs)
         except (flight.FlightError, pa.ArrowException, OSError) as error:
-            caller = present()
-            if caller is not None and caller.left:
+            if left():
                 raise given_up() from None
             raise self.tls.translated(error, self.endpoint) from None
 
@@ -200,11 +198,16 @@ class OpenPut:
 
     @_translate_flight_errors
     def write(self, rows: pa.Table | pa.RecordBatch) -> None:
-        """Send rows with the stream's columns. Raises: the daemon's error, or Unavailable; in both cases nothing is
-        applied."""
-        for batch in _messages(rows):
-            self._writer.write_batch(batch)
-            self._sum.add(batch)
+        """Send rows with the stream's columns, in messages of at most BATCH_ROWS rows and about BATCH_BYTES.
+
+        Raises: the daemon's error, or Unavailable; in both cases nothing is applied.
+        """
+        for batch in rows.to_batches(BATCH_ROWS) if isinstance(rows, pa.Table) else [rows]:
+            most = max(1, batch.num_rows * BATCH_BYTES // max(1, batch.nbytes))
+            for at in range(0, batch.num_rows, most):
+                message = batch if most >= batch.num_rows else batch.slice(at, most)
+                self._writer.write_batch(message)
+                self._sum.add(message)
 
     def finish(self) -> dict[str, Any]:
         """Send the closing message and wait for the answer.
@@ -229,14 +232,6 @@ class OpenPut:
             self._writer.close()
         except (flight.FlightError, pa.ArrowException, OSError):
             return  # the daemon reports an unclosed stream, or the connection is lost: nothing was applied
-
-
-def _messages(rows: pa.Table | pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Yield rows as messages of at most BATCH_ROWS rows and about BATCH_BYTES."""
-    for batch in rows.to_batches(BATCH_ROWS) if isinstance(rows, pa.Table) else [rows]:
-        most = max(1, batch.num_rows * BATCH_BYTES // max(1, batch.nbytes))
-        for at in range(0, batch.num_rows, most):
-            yield batch if most >= batch.num_rows else batch.slice(at, most)
 
 
 def kept_columns(keeps: bool, nulls: Sequence[str]) -> dict[str, Any]:

@@ -2,28 +2,40 @@
 
 Bearer tokens with roles, TLS and client certificates apply to Flight and HTTP alike. Settings hold tokens as
 references, `env:NAME` or `file:PATH`. A `Guard` holds the resolved tokens; the listening process creates it and never
-sends it to another process.
+sends it to another process. Roles:
+
+- `read`: every read, the status, the changes, the page and the metrics.
+- `write`: puts and deletes with the calls that they need, and reads.
+- `admin`: everything. Daemons of one table act as admins on each other.
+
+A process checks the token files of readers and writers (`file:PATH`) once a second. After a change the previous token
+stays valid for `GRACE` seconds, so that callers have time to switch. A file that cannot be read, is empty, or holds
+the token of another role only causes a log entry, and is tried again. The admin token is read once: daemons send it
+to each other, so a daemon that switched alone would be isolated.
 """
 
 from __future__ import annotations
 
 import hmac
+import logging
 import socket
 import ssl
 import threading
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import pyarrow.flight as flight
+from pydantic import SecretStr
 
 from memwal.ingest.errors import Invalid
-from memwal.ingest.secret_refs import resolve_one
-from memwal.ingest.service.rpc.roles import Role, Tokens
+from memwal.ingest.secret_refs import FROM_FILE, resolve_one
 from memwal.ingest.service.rpc.tls import authority, load_pair, read_pem
 from memwal.ingest.settings.endpoints import is_loopback
 from memwal.ingest.settings.sections import DaemonSettings
+from memwal.wal import Clock, SystemClock
 
 REFUSED = "missing or wrong token"
 Way = Literal["flight", "http"]
@@ -32,6 +44,162 @@ WAYS: tuple[Way, ...] = get_args(Way)
 WHYS: tuple[Why, ...] = get_args(Why)
 _BEARER = "bearer"
 _CLIENT_CA = "daemon.tls_client_ca"
+Role = Literal["read", "write", "admin"]
+Stamp = tuple[int, ...]
+_RANKS: Mapping[Role, int] = {"read": 1, "write": 2, "admin": 3}
+SETTINGS: Mapping[str, Role] = {"token": "admin", "write_token": "write", "read_token": "read"}
+"""Settings of [daemon] with a token, and the role that the token grants."""
+LOOK_EVERY = 1.0
+"""Seconds between two checks of a file."""
+GRACE = 300.0
+"""Seconds for which a token that was replaced in its file remains valid."""
+_LOG = logging.getLogger("memwal.access")
+
+
+def permits(role: Role, wanted: Role) -> bool:
+    """Return whether a caller with `role` may make a call that needs `wanted`."""
+    return _RANKS[role] >= _RANKS[wanted]
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """One token. `stamp`: identifies the version of its file; None if the file is not checked again. `before`: the
+    replaced token, valid until `until` in monotonic seconds."""
+
+    setting: str
+    role: Role
+    reference: SecretStr
+    stamp: Stamp | None
+    value: bytes = field(repr=False)
+    before: bytes = field(default=b"", repr=False)
+    until: float = 0.0
+
+
+class Tokens:
+    """The tokens that a listening process accepts, with their roles.
+
+    Thread safety. Any thread. No repr contains secrets.
+    """
+
+    def __init__(self, daemon: DaemonSettings, environ: Mapping[str, str], clock: Clock | None = None) -> None:
+        """Resolve the tokens of [daemon]. Raises: Invalid for a token that cannot be resolved, and if two roles share
+        a token."""
+        self._environ, self._clock = environ, clock or SystemClock()
+        self._looking, self._looked = threading.Lock(), self._clock.monotonic()
+        references: Mapping[str, SecretStr] = {name: getattr(daemon, name) for name in SETTINGS}
+        given = {name: each for name, each in references.items() if each.get_secret_value()}
+        self._held = [self._first(name, SETTINGS[name], reference) for name, reference in given.items()]
+        self._told: Mapping[str, Stamp | None] = {}
+        """The stamps of the files when a problem was last logged."""
+        _check_different({held.setting: held.value for held in self._held})
+
+    def role(self, given: bytes) -> Role | None:
+        """Return the role of the token `given`; None for a wrong token. Every wrong token takes the same time."""
+        self._look_again()
+        now, found = self._clock.monotonic(), list[Role]()
+        for held in list(self._held):
+            right = hmac.compare_digest(given, held.value)
+            right |= bool(held.before) and now < held.until and hmac.compare_digest(given, held.before)
+            found += [held.role] * right
+        return max(found, key=lambda role: _RANKS[role], default=None)
+
+    def _look_again(self) -> None:
+        now = self._clock.monotonic()
+        if now - self._looked < LOOK_EVERY or not self._looking.acquire(blocking=False):
+            return
+        try:
+            self._looked = now
+            stamps = {held.setting: held.stamp and _stamp(held.reference) for held in self._held}
+            changed = [held for held in self._held if stamps[held.setting] != held.stamp]
+            if changed:
+                self._take_over(changed, stamps, now)
+        finally:
+            self._looking.release()
+
+    def _take_over(self, changed: Sequence[_Held], stamps: Mapping[str, Stamp | None], now: float) -> None:
+        """Apply the tokens of changed files in one step: all valid ones, or none if two roles would share a token."""
+        values, problems = dict[str, bytes](), list[Invalid]()
+        for held in changed:
+            try:
+                values[held.setting] = self._resolved(held.setting, held.reference)
+            except Invalid as error:
+                problems.append(error)
+        try:
+            _check_different({held.setting: values.get(held.setting, held.value) for held in self._held})
+        except Invalid as error:
+            problems.append(error)
+            values = {}
+        if problems and self._told != stamps:  # log once for each state of the files, not every second
+            self._told = stamps
+            for problem in problems:
+                _LOG.warning("%s; the token before stays in force", problem)
+        self._held = [self._replaced(held, values.get(held.setting), stamps[held.setting], now) for held in self._held]
+
+    def _replaced(self, held: _Held, value: bytes | None, stamp: Stamp | None, now: float) -> _Held:
+        if value is None:
+            return held
+        if value == held.value:
+            return replace(held, stamp=stamp)
+        _LOG.info("daemon.%s was changed; the token before is taken for %d s more", held.setting, GRACE)
+        return replace(held, stamp=stamp, value=value, before=held.value, until=now + GRACE)
+
+    def _first(self, setting: str, role: Role, reference: SecretStr) -> _Held:
+        # read before the value, so a change in between is detected
+        stamp = None if role == "admin" else _stamp(reference)
+        return _Held(setting, role, reference, stamp, self._resolved(setting, reference))
+
+    def _resolved(self, setting: str, reference: SecretStr) -> bytes:
+        return resolve_one(f"daemon.{setting}", reference, self._environ).encode()
+
+
+def _check_different(tokens: Mapping[str, bytes]) -> None:
+    """Check that all tokens differ. Raises: Invalid if two settings have the same token, because its role is
+    ambiguous."""
+    seen: dict[bytes, str] = {}
+    for setting, value in tokens.items():
+        if value in seen:
+            raise Invalid(f"daemon.{setting} and daemon.{seen[value]} are the same token; give each role its own")
+        seen[value] = setting
+
+
+def _stamp(reference: SecretStr) -> Stamp | None:
+    """Return a value that changes whenever the file of a token changes; None if the token is not in a file."""
+    text = reference.get_secret_value()
+    if not text.startswith(FROM_FILE):
+        return None
+    try:
+        found = Path(text.removeprefix(FROM_FILE)).stat()
+    except OSError:
+        return (0,)
+    return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino
+
+
+class AccessLog:
+    """Writes the log `memwal.access`: actions of admins, and calls that a caller's role does not permit.
+
+    Thread safety. Any thread.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock, self._refused = clock, float("-inf")
+
+    def admin(self, call: str, peer: str) -> None:
+        """Log an action of an admin. `peer`: the caller's address."""
+        _LOG.info("admin: %s by %s", call, peer, extra={"event": "admin", "call": call, "peer": peer})
+
+    def refusal(self, role: Role | None, wanted: Role, call: str, peer: str) -> str | None:
+        """Return why `role` does not permit `call`, which needs `wanted`; None if it does.
+
+        Logs a rejection at most once a second, so that callers cannot fill the log.
+        """
+        if role is not None and permits(role, wanted):
+            return None
+        now = self._clock.monotonic()
+        if now - self._refused >= 1.0:
+            self._refused = now
+            fields = {"event": "refused", "call": call, "role": role, "peer": peer}
+            _LOG.warning("refused: %s by %s, whose token has the role %s", call, peer, role, extra=fields)
+        return f"the token has the role {role!r}, and {call} needs {wanted!r}; use a token with that role"
 
 
 class Refused:
@@ -61,12 +229,11 @@ class Guard:
     Thread safety. Immutable. No repr contains secrets.
     """
 
-    token: bytes = field(default=b"", repr=False)
-    """A token that never changes, with the role admin. If `tokens` is set: empty exactly if no token is required."""
+    tokens: Tokens | None = field(default=None, repr=False)
+    """The valid tokens. None: no token is required, and every caller is an admin."""
     certificate: bytes = field(default=b"", repr=False)
     key: bytes = field(default=b"", repr=False)
     context: ssl.SSLContext | None = field(default=None, repr=False)
-    tokens: Tokens | None = field(default=None, repr=False)
     refused: Refused = field(default_factory=Refused, repr=False, compare=False)
     """Counts the rejected requests."""
     client_ca: bytes = field(default=b"", repr=False)
@@ -78,47 +245,45 @@ class Guard:
 
         Raises: Invalid for a token that cannot be resolved, and for files that are not a certificate and its key.
         """
-        token = resolve_one("daemon.token", daemon.token, environ).encode()
-        tokens = Tokens(daemon, environ) if token else None
+        tokens = Tokens(daemon, environ) if daemon.token.get_secret_value() else None
         if not daemon.tls_cert:
-            return cls(token, tokens=tokens)
+            return cls(tokens)
         certificate, key = read_pem(daemon.tls_cert, "daemon.tls_cert"), read_pem(daemon.tls_key, "daemon.tls_key")
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         load_pair(context, daemon.tls_cert, daemon.tls_key, "daemon.tls_cert")
         client_ca = authority(daemon.tls_client_ca, _CLIENT_CA) if daemon.tls_client_ca else b""
         if client_ca:
-            _demand(context, client_ca, daemon.tls_client_ca)
-        return cls(token, certificate, key, context, tokens, client_ca=client_ca)
+            try:
+                context.load_verify_locations(cadata=client_ca.decode("ascii", "ignore"))
+            except (ssl.SSLError, ValueError) as error:
+                text = f"{_CLIENT_CA}: {daemon.tls_client_ca} is not the certificate of a CA in PEM form"
+                raise Invalid(f"{text} ({getattr(error, 'reason', None) or error})") from None
+            # Kubernetes probes cannot present a certificate; the pages decide what a client without one may read
+            context.verify_mode = ssl.CERT_OPTIONAL
+        return cls(tokens, certificate, key, context, client_ca=client_ca)
 
     @property
     def complete(self) -> bool:
         """Whether token and TLS are set, as required to listen on an address that other machines can reach."""
-        return bool(self.token and self.context)
+        return bool(self.tokens and self.context)
 
     def role(self, header: str | None) -> Role | None:
         """Return the role of an Authorization header; None for a wrong token.
 
         Every wrong token takes the same time. Without a configured token every caller is an admin.
         """
-        if not self.token:
+        if self.tokens is None:
             return "admin"
         kind, _, given = (header or "").partition(" ")
         sent = given.strip().encode("utf-8", "surrogateescape")
-        if self.tokens is not None:
-            role = self.tokens.role(sent)
-        else:
-            role = "admin" if hmac.compare_digest(sent, self.token) else None
+        role = self.tokens.role(sent)
         return role if kind.lower() == "bearer" else None
-
-    def admits(self, header: str | None) -> bool:
-        """Return whether an Authorization header has a valid token, which permits reads."""
-        return self.role(header) is not None
 
     def flight_options(self) -> dict[str, Any]:
         """Return the arguments for a Flight server."""
         options: dict[str, Any] = {}
-        if self.token:
+        if self.tokens:
             options["middleware"] = {_BEARER: _BearerFactory(self)}
         if self.context:
             options["tls_certificates"] = [(self.certificate, self.key)]
@@ -126,15 +291,11 @@ class Guard:
             options |= {"verify_client": True, "root_certificates": self.client_ca}
         return options
 
-    def scheme(self, plain: str, secured: str) -> str:
-        """Return the URL scheme `secured` with TLS, else `plain`."""
-        return secured if self.context else plain
-
 
 def role_of(context: flight.ServerCallContext, guard: Guard) -> Role:
     """Return the role of the caller of a Flight call that `guard` has admitted."""
     found = context.get_middleware(_BEARER)
-    if found is None and guard.token:
+    if found is None and guard.tokens:
         raise flight.FlightUnauthenticatedError(REFUSED)
     return "admin" if found is None else found.role
 
@@ -161,20 +322,6 @@ class _BearerFactory(flight.ServerMiddlewareFactory):  # type: ignore[misc]
             self._guard.refused.add("flight", "token")
             raise flight.FlightUnauthenticatedError(REFUSED)
         return _Bearer(role)
-
-
-def _demand(context: ssl.SSLContext, client_ca: bytes, path: str) -> None:
-    """Configure `context` to verify client certificates.
-
-    A client without a certificate may connect, because Kubernetes probes cannot present one; the pages decide what it
-    may read.
-    """
-    try:
-        context.load_verify_locations(cadata=client_ca.decode("ascii", "ignore"))
-    except (ssl.SSLError, ValueError) as error:
-        reason = getattr(error, "reason", None) or error
-        raise Invalid(f"{_CLIENT_CA}: {path} is not the certificate of a CA in PEM form ({reason})") from None
-    context.verify_mode = ssl.CERT_OPTIONAL
 
 
 def check_address(setting: str, host: str, port: int, guard: Guard | None = None, *, free: bool = True) -> None:

@@ -31,12 +31,12 @@ from memwal.ingest.engine.table.create import find_or_create
 from memwal.ingest.engine.table.live_owners import Claimant
 from memwal.ingest.engine.table.open import refuse_served
 from memwal.ingest.errors import Internal, Invalid, MemWalError, Unavailable, from_wire
-from memwal.ingest.service.daemon.restarts import Restarts
+from memwal.ingest.service.daemon.child import Restarts
 from memwal.ingest.service.daemon.workers import PAUSE_FIRST, PAUSE_MOST
 from memwal.ingest.service.open import asking
 from memwal.ingest.service.ops.logs import configure_logs
 from memwal.ingest.settings.load import Settings
-from memwal.ingest.settings.model import with_absolute_paths
+from memwal.ingest.settings.sections import with_absolute_paths
 from memwal.ingest.spark.errors import of_spark
 from memwal.ingest.spark.fleet.channel import DriverChannel
 from memwal.ingest.spark.fleet.task import DaemonTask, Told

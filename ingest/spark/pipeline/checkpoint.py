@@ -15,7 +15,7 @@ from memwal.flush.backup.record import queries_of_backup
 from memwal.flush.base.setup import Restored
 from memwal.ingest.errors import Invalid
 from memwal.ingest.settings.load import Settings
-from memwal.ingest.settings.model import is_remote, local_path
+from memwal.ingest.settings.sections import is_remote, local_path
 from memwal.ingest.spark.checkpoint_files import LocalFiles, numbers
 from memwal.ingest.spark.sink.receipts import older
 

@@ -21,8 +21,7 @@ from memwal.ingest.service.ops.metrics import Scrape
 from memwal.ingest.service.ops.skew import by_key
 from memwal.ingest.service.rpc.guard import Guard
 from memwal.ingest.settings.load import Settings
-from memwal.ingest.settings.model import is_remote
-from memwal.ingest.settings.sections import KAFKA
+from memwal.ingest.settings.sections import KAFKA, is_remote
 from memwal.ingest.spark.fleet.driver import wait_for_executors
 from memwal.ingest.spark.pipeline.checkpoint import locked
 from memwal.ingest.spark.pipeline.checks import check

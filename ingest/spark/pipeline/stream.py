@@ -21,8 +21,7 @@ from memwal.flush import BaseTable
 from memwal.ingest.engine.table.pauses import text_of
 from memwal.ingest.errors import MemWalError, Unavailable
 from memwal.ingest.settings.load import Settings
-from memwal.ingest.settings.model import local_path, with_absolute_paths
-from memwal.ingest.settings.sections import KAFKA
+from memwal.ingest.settings.sections import KAFKA, local_path, with_absolute_paths
 from memwal.ingest.spark.checkpoint_files import checkpoint_files, log_deleted_files
 from memwal.ingest.spark.drift.detect import ColumnsAdded, Drift
 from memwal.ingest.spark.errors import of_spark

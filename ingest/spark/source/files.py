@@ -23,8 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from memwal.ingest.errors import Invalid
-from memwal.ingest.settings.model import is_remote, local_path
-from memwal.ingest.settings.sections import KAFKA, SourceSettings
+from memwal.ingest.settings.sections import KAFKA, SourceSettings, is_remote, local_path
 from memwal.ingest.spark.names import FILE_FORMATS
 from memwal.ingest.spark.schema import readable
 from memwal.ingest.spark.source.columns import FILE

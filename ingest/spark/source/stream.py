@@ -25,8 +25,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name in Spark's docum
 
 from memwal.ingest.errors import Invalid, MemWalError
 from memwal.ingest.secret_refs import resolve
-from memwal.ingest.settings.model import is_remote, local_path
-from memwal.ingest.settings.sections import SourceSettings
+from memwal.ingest.settings.sections import SourceSettings, is_remote, local_path
 from memwal.ingest.spark.errors import of_spark
 from memwal.ingest.spark.names import FILE_FORMATS
 from memwal.ingest.spark.reading import DriverRead, SourceRows
