@@ -42,7 +42,7 @@ def decoder(schema: str, registry: str, options: Options) -> Callable[[bytes], A
     inline = None if registry else inline_schema(schema)
 
     def decode(value: bytes) -> Any:
-        parsed = writer_schema(value, registry, options) if registry else inline
+        parsed: Any = writer_schema(value, registry, options) if registry else inline
         stream = BytesIO(value)
         stream.seek(HEAD if registry else 0)
         try:

@@ -130,7 +130,7 @@ class Peer:
             raise self._tls.translated(error, self.endpoint) from None
         # Earlier versions only report whether the writer has ended; the claim then reads storage.
         with suppress(WalError, ValueError, TypeError, KeyError):
-            released = Released.of_json(answer.get("ended"))
+            released = Released.of_json(answer["ended"])
             return released if released.manifest.region_id == region else None
         return None
 
