@@ -20,7 +20,6 @@ from memwal.wal import (
     WalAppender,
     WalError,
     WalOptions,
-    bucket_region,
     check_succession,
     claim,
 )
@@ -28,9 +27,8 @@ from memwal.wal.layout import manifest_key, parse_entry_key, wal_prefix
 from tests.failure_matrix import FaultyStore, Killed
 from tests.log_rows import CODEC, rows
 from tests.support.clock import FakeClock, SeededIds
+from tests.support.log_world import REGION, found
 from tests.support.memory_store import MemoryStore
-
-REGION = bucket_region(0)
 
 
 def take(store: ObjectStore, seed: int = 0, clock: Clock | None = None, options: WalOptions | None = None) -> Claim:
@@ -49,11 +47,6 @@ def writer(
     """Return the appender of a claim."""
     ids, clock = SeededIds(seed), clock or FakeClock()
     return WalAppender(store, REGION, claimed.guard, CODEC, claimed.next_position, ids, clock, options)
-
-
-def found(claimed: Claim) -> list[int]:
-    """Return the ids of the rows that a claim replayed, in order."""
-    return [each for entry in claimed.entries for each in entry.rows["id"].to_pylist()]
 
 
 def log_of_two_entries(store: ObjectStore) -> None:

@@ -16,13 +16,14 @@ class FakeClock:
 
     def __init__(self, start: float = 1_700_000_000.0) -> None:
         self._lock = threading.Lock()
-        self._start = start
+        self.start = start
+        """Unix seconds at the beginning. A test that changes it moves the wall clock alone."""
         self._elapsed = 0.0
         self.slept: list[float] = []
 
     def now(self) -> float:
         with self._lock:
-            return self._start + self._elapsed
+            return self.start + self._elapsed
 
     def monotonic(self) -> float:
         with self._lock:

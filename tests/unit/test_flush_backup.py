@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import lance
@@ -19,7 +20,7 @@ from memwal.flush.backup import contents as contents_of_moments
 from memwal.flush.backup import copying, moment, take
 from memwal.flush.backup import restore as restoring
 from memwal.flush.backup.moment import Moment, RegionMoment, capture
-from memwal.flush.backup.record import BACKING_UP, RECORD, RESTORED, read_record
+from memwal.flush.backup.record import BACKING_UP, RECORD, RESTORED, Record, read_record
 from memwal.flush.base import create
 from memwal.flush.base.create import RESTORING
 from memwal.flush.commits import rounds
@@ -29,11 +30,11 @@ from memwal.wal.layout import owner_key, parse_entry_key, parse_manifest_key, pa
 from memwal.wal.store.local import TEMPORARY
 from tests.backups import OPTIONS, applied_of, backed_up, contents, restored, rows_of, tags
 from tests.clean import collect_ssts
-from tests.commit_world import crash
 from tests.damaged_table import SCHEMA, SETTINGS, opened, rows, verify
 from tests.failure_matrix import Call, FaultyStore, Killed, StoreFault
 from tests.messages import raises
 from tests.support.clock import FakeClock
+from tests.support.interpose import Once, killed_at, run_once
 
 
 @pytest.fixture
@@ -47,6 +48,13 @@ def table(grown: Path, tmp_path: Path) -> str:
     """Return a copy of a table with one committed generation, two published ones, and a log tail from two claims."""
     shutil.copytree(grown, tmp_path / "table")
     return str(tmp_path / "table")
+
+
+def copied(uri: str, places: tuple[str, str]) -> Record:
+    """Back up the table at `uri` and restore the backup."""
+    record = backed_up(uri, places[0])
+    restored(*places)
+    return record
 
 
 # ---- what a copy holds ---------------------------------------------------------------------------------------------
@@ -101,20 +109,6 @@ def test_a_backup_holds_one_version_and_no_notes(table: str, places: tuple[str, 
     assert set(range(region.replay_after + 1, region.position + 1)) <= set(positions)
 
 
-@pytest.mark.parametrize("stage", ["created", "put", "flushed", "committed", "flushed twice", "opened again"])
-def test_every_stage_of_a_table_can_be_restored(stage: str, tmp_path: Path, places: tuple[str, str]) -> None:
-    from tests.damaged_table import grow
-
-    uri = str(tmp_path / "table")
-    for reached in grow(uri):
-        if reached == stage:
-            break
-    wanted = rows_of(uri)
-    backed_up(uri, places[0])
-    restored(*places)
-    assert rows_of(places[1]) == wanted
-
-
 def test_an_empty_region_and_a_table_that_nobody_claimed(tmp_path: Path, places: tuple[str, str]) -> None:
     BaseTable.create(str(tmp_path / "table"), SCHEMA, ["id"], 2, [])
     assert backed_up(str(tmp_path / "table"), places[0]).regions == {}
@@ -139,8 +133,7 @@ def test_tables_of_other_kinds(append_only: bool, tmp_path: Path, places: tuple[
                 table.commit()
     with memwal.open(uri, settings=settings) as table:
         table.put(rows([50], 1))
-    backed_up(uri, places[0])
-    restored(*places)
+    copied(uri, places)
     assert rows_of(places[1]) == rows_of(uri) == [*new, *rows([50], 1)]
     with memwal.open(places[1], settings=settings) as again:
         assert not again.put(new[30:], token="loader:30").applied
@@ -150,29 +143,13 @@ def test_tables_of_other_kinds(append_only: bool, tmp_path: Path, places: tuple[
     assert rows_of(places[1]) == [*new, *rows([50, 60], 1)]
 
 
-def test_a_table_that_was_resized(table: str, places: tuple[str, str]) -> None:
-    clock = wal.SystemClock()
-    flush.resize(table, {}, open_store(table), 3, clock=clock, ids=wal.SystemIds())
-    with opened(table) as resized:
-        resized.put(rows(range(400, 420), 6), token="after:1")
-    wanted = rows_of(table)
-    backed_up(table, places[0])
-    restored(*places)
-    assert rows_of(places[1]) == wanted
-    with opened(places[1]) as again:
-        assert not again.put(rows(range(400, 420), 6), token="after:1").applied
-    flush.resize(places[1], {}, open_store(places[1]), 2, clock=clock, ids=wal.SystemIds())
-    assert rows_of(places[1]) == wanted
-
-
 def test_a_long_applied_map_is_copied_with_its_snapshot(tmp_path: Path, places: tuple[str, str]) -> None:
     uri = str(tmp_path / "table")
     with opened(uri) as table:
         for number in range(30):
             table.put(rows([number], 1), token=f"{number:02d}{'x' * 2000}:1")
     assert any("/applied/" in key for key in contents(uri))
-    backed_up(uri, places[0])
-    restored(*places)
+    copied(uri, places)
     assert any("/applied/" in key for key in contents(places[1]))
     with opened(places[1]) as again:
         assert not any(again.put(rows([n], 2), token=f"{n:02d}{'x' * 2000}:1").applied for n in range(30))
@@ -187,8 +164,7 @@ def test_tokens_are_applied_once_whatever_was_flushed_and_collected(tmp_path: Pa
     for region in BaseTable.open(uri).regions:
         clock = FakeClock(start=wal.SystemClock().now() + 1e9)
         wal.WalCollector(open_store(uri), region, BaseTable.open(uri).codec, clock, workers=1).collect(0.0)
-    backed_up(uri, places[0])
-    restored(*places)
+    copied(uri, places)
     with opened(places[1]) as again:
         assert not again.put(rows(range(10), 2), token="loader:7").applied
         assert not again.put(rows(range(10), 2), token="loader:6").applied
@@ -196,8 +172,7 @@ def test_tokens_are_applied_once_whatever_was_flushed_and_collected(tmp_path: Pa
 
 
 def test_a_backup_of_a_restored_table(table: str, places: tuple[str, str], tmp_path: Path) -> None:
-    backed_up(table, places[0])
-    restored(*places)
+    copied(table, places)
     backed_up(places[1], str(tmp_path / "second"))
     restored(str(tmp_path / "second"), str(tmp_path / "again"))
     ids = {BaseTable.open(uri).table_id for uri in (table, places[1], str(tmp_path / "again"))}
@@ -226,24 +201,19 @@ def test_large_objects_are_streamed(table: str, places: tuple[str, str], monkeyp
 
 def test_a_place_that_is_not_empty_is_refused(table: str, places: tuple[str, str]) -> None:
     backup, new = places
-    with raises(InvalidBackup):
-        backed_up(table, f"{table}/backup")
-    with raises(InvalidBackup):
-        backed_up(table, table)
-    with raises(InvalidBackup):
-        restored(backup, new)
     Path(new).mkdir()
     Path(new, "letter.txt").write_text("mine")
-    for place in (new,):
+    for place in (f"{table}/backup", table, new):
         with raises(InvalidBackup):
             backed_up(table, place)
+    with raises(InvalidBackup):
+        restored(backup, f"{new}-2")
     backed_up(table, backup)
     with raises(InvalidBackup):
         backed_up(table, backup)
-    with raises(InvalidBackup):
-        restored(backup, new)
-    with raises(InvalidBackup):
-        restored(backup, table)
+    for place in (new, table):
+        with raises(InvalidBackup):
+            restored(backup, place)
     assert contents(new) == {"letter.txt": b"mine"}
 
 
@@ -256,15 +226,8 @@ def test_a_shallow_clone_is_refused(table: str, places: tuple[str, str], tmp_pat
 
 def test_a_table_that_is_being_resized_is_refused(table: str, places: tuple[str, str]) -> None:
     base, store = BaseTable.open(table), open_store(table)
-    wal.claim(
-        store,
-        base.regions[1],
-        spec_id=base.routing_version,
-        codec=base.codec,
-        ids=wal.SystemIds(),
-        clock=wal.SystemClock(),
-        seal=True,
-    )
+    new: dict[str, Any] = {"ids": wal.SystemIds(), "clock": wal.SystemClock(), "seal": True}
+    wal.claim(store, base.regions[1], spec_id=base.routing_version, codec=base.codec, **new)
     with raises(BackupOvertaken):
         backed_up(table, places[0])
 
@@ -329,13 +292,12 @@ def small(prepared: dict[str, Path], tmp_path: Path) -> str:
 @pytest.fixture
 def dies(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], None]:
     """Return a function that runs `work`, which must be killed. As a killed process does, it removes no tag."""
-    untag = take._untag
 
     def run(work: Callable[[], Any]) -> None:
-        monkeypatch.setattr(take, "_untag", lambda *_: None)
-        with pytest.raises(Killed):
-            work()
-        monkeypatch.setattr(take, "_untag", untag)
+        with monkeypatch.context() as patched:
+            patched.setattr(take, "_untag", lambda *_: None)
+            with pytest.raises(Killed):
+                work()
 
     return run
 
@@ -433,10 +395,10 @@ def test_a_resumed_backup_that_is_killed_at_its_marker_can_be_resumed(
 
 
 def test_the_tag_of_a_finished_backup_goes_before_the_marker_that_names_it(
-    small: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: str, tmp_path: Path, once: Once
 ) -> None:
     dest, seen = str(tmp_path / "dest"), []
-    once(monkeypatch, take, "_untag", lambda: seen.append({RECORD, BACKING_UP} & contents(dest).keys()))
+    once(take, "_untag", lambda: seen.append({RECORD, BACKING_UP} & contents(dest).keys()))
     backed_up(small, dest)
     assert seen == [{RECORD, BACKING_UP}]
 
@@ -483,33 +445,25 @@ def other_table(uri: str) -> None:
     lance.write_dataset(pa.table({"other": [1]}), uri)
 
 
-def test_a_table_that_is_created_while_a_restore_begins_stays(
-    small: str, places: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("module", "step"), [(copying, "put_until_known"), (restoring, "sync_tree")], ids=["begins", "copies"]
+)
+def test_a_table_that_is_created_while_a_restore_begins_or_copies_stays(
+    module: ModuleType, step: str, small: str, places: tuple[str, str], once: Once
 ) -> None:
     backed_up(small, places[0])
-    once(monkeypatch, copying, "put_until_known", lambda: other_table(places[1]))
-    with raises(InvalidBackup):
-        restored(*places)
-    assert lance.dataset(places[1]).to_table().to_pylist() == [{"other": 1}]
-    assert not {name for name in contents(places[1]) if name == RESTORING or name.startswith("_mem_wal")}
-
-
-def test_a_table_that_is_created_while_a_restore_copies_stays(
-    small: str, places: tuple[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    backed_up(small, places[0])
-    once(monkeypatch, restoring, "sync_tree", lambda: other_table(places[1]))
-    for resume in (False, True):
+    once(module, step, lambda: other_table(places[1]))
+    for resume in (False, True)[: 1 if step == "put_until_known" else 2]:
         with raises(InvalidBackup):
             restored(*places, resume=resume)
         assert lance.dataset(places[1]).to_table().to_pylist() == [{"other": 1}]
+    if step == "put_until_known":
+        assert not {name for name in contents(places[1]) if name == RESTORING or name.startswith("_mem_wal")}
 
 
-def test_no_table_is_created_where_a_restore_begins_meanwhile(
-    places: tuple[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_table_is_created_where_a_restore_begins_meanwhile(places: tuple[str, str], once: Once) -> None:
     place = open_store(places[1])
-    once(monkeypatch, create, "_rehearse", lambda: place.put(RESTORING, b"{}"), after=True)
+    once(create, "_rehearse", lambda: place.put(RESTORING, b"{}"), after=True)
     with raises(NotALanceTable):
         BaseTable.create(places[1], SCHEMA, ["id"], 1, [])
     assert contents(places[1]) == {RESTORING: b"{}"}
@@ -518,7 +472,7 @@ def test_no_table_is_created_where_a_restore_begins_meanwhile(
 @pytest.mark.parametrize("step", ["_checked", "_renamed"])
 @pytest.mark.parametrize("looks", [True, False])
 def test_a_restore_that_is_resumed_while_it_works_stops(
-    step: str, looks: bool, small: str, places: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+    step: str, looks: bool, small: str, places: tuple[str, str], monkeypatch: pytest.MonkeyPatch, once: Once
 ) -> None:
     """The resumed restore has created the table, and its manifest must stay. Without the checks (`looks`) the put of
     step 5 is refused."""
@@ -532,7 +486,7 @@ def test_a_restore_that_is_resumed_while_it_works_stops(
             monkeypatch.setattr(restoring, "_expect_ours", lambda *_: None)
             monkeypatch.setattr(restoring, "versions", lambda _: [])
 
-    once(monkeypatch, restoring, step, newer, after=True)
+    once(module, step, newer, after=True)
     with raises(InvalidBackup):
         restored(*places)
     assert [path.read_bytes() for path in Path(places[1], "_versions").glob("*.manifest")] == made
@@ -541,8 +495,7 @@ def test_a_restore_that_is_resumed_while_it_works_stops(
 
 def test_a_resumed_restore_leaves_a_table_that_lives_alone(small: str, places: tuple[str, str]) -> None:
     """The file that resembles a leftover is the running put of a writer."""
-    record = backed_up(small, places[0])
-    restored(*places)
+    record = copied(small, places)
     Path(places[1], RESTORING).write_text(json.dumps({"id": record.id}))
     with opened(places[1]) as table:
         table.put([{"id": 7000, "n": 9}])
@@ -574,11 +527,9 @@ def test_what_an_unfinished_attempt_left_is_checked_before_it_is_kept(small: str
 
 
 @pytest.mark.parametrize("name", ["pieces_of", "_remove_others"])
-def test_a_backup_that_is_resumed_while_it_works_stops(
-    name: str, small: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_backup_that_is_resumed_while_it_works_stops(name: str, small: str, tmp_path: Path, once: Once) -> None:
     dest = str(tmp_path / "dest")
-    once(monkeypatch, take, name, lambda: backed_up(small, dest, resume=True), after=True)
+    once(take, name, lambda: backed_up(small, dest, resume=True), after=True)
     with raises(InvalidBackup):
         backed_up(small, dest)
     restored(dest, str(tmp_path / "restored"))
@@ -604,7 +555,7 @@ def test_an_older_backup_leaves_a_finished_one_as_it_is(
 
         with monkeypatch.context() as patched:
             captures = counted(patched)
-            once(patched, take, "pieces_of", newer, after=True)
+            run_once(patched, take, "pieces_of", newer, after=True)
             with raises(InvalidBackup):
                 backed_up(small, dest)
         assert len(captures) == 2
@@ -651,23 +602,6 @@ def test_an_unfinished_backup_of_another_table_is_refused(small: str, tmp_path: 
 # ---- writers in between --------------------------------------------------------------------------------------------
 
 
-def once(
-    monkeypatch: pytest.MonkeyPatch, where: Any, name: str, act: Callable[[], Any], *, after: bool = False
-) -> None:
-    """Run `act` once, before or after the first call of a function."""
-    real, left = getattr(where, name), [act]
-
-    def instead(*args: Any, **more: Any) -> Any:
-        if not after and left:
-            left.pop()()
-        found = real(*args, **more)
-        if after and left:
-            left.pop()()
-        return found
-
-    monkeypatch.setattr(where, name, instead)
-
-
 @pytest.fixture
 def written(tmp_path: Path) -> Iterator[Any]:
     """Return an open table of two regions with rows in the base, in an SST and in the log."""
@@ -682,11 +616,6 @@ def written(tmp_path: Path) -> Iterator[Any]:
     table.close()
 
 
-def beside(places: tuple[str, str]) -> str:
-    """Return the place of the table of `written`."""
-    return str(Path(places[0]).parent / "table")
-
-
 def names(uri: str) -> dict[int, str]:
     """Return the name of each row by id."""
     return {row["id"]: row["name"] for row in rows_of(uri)}
@@ -699,6 +628,12 @@ def all_go(uri: str) -> None:
     for region in base.regions:
         wal.WalCollector(store, region, base.codec, clock, workers=1).collect(0.0)
     collect_ssts(store, uri)
+
+
+def half_a_commit(uri: str) -> None:
+    """Commit, killed after the pass of the deletes."""
+    with killed_at(rounds, "upsert_pass"):
+        flush.commit(uri, {}, open_store(uri), clock=FakeClock())
 
 
 def commit_all(table: Any) -> None:
@@ -720,8 +655,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[Moment]:
 
 def check_beside(uri: str, places: tuple[str, str], acknowledged: dict[int, str]) -> None:
     """Back up and restore; assert that the copy holds every acknowledged row, at the same or a newer version."""
-    backed_up(uri, places[0])
-    restored(*places)
+    copied(uri, places)
     found = names(places[1])
     assert found.items() >= acknowledged.items(), sorted(acknowledged.items() - found.items())
 
@@ -739,9 +673,15 @@ def check_beside(uri: str, places: tuple[str, str], acknowledged: dict[int, str]
     ],
 )
 def test_a_flush_commit_and_collection_between_any_two_steps(
-    where: Any, name: str, after: bool, written: Any, places: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+    where: Any,
+    name: str,
+    after: bool,
+    written: Any,
+    places: tuple[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    once: Once,
 ) -> None:
-    uri = beside(places)
+    uri = written.base.uri
     acknowledged = names(uri)
 
     def act() -> None:
@@ -751,36 +691,36 @@ def test_a_flush_commit_and_collection_between_any_two_steps(
         lance.dataset(uri).cleanup_old_versions(retain_versions=1, error_if_tagged_old_versions=False)
         all_go(uri)
 
-    once(monkeypatch, where, name, act, after=after)
+    once(where, name, act, after=after)
     captures = counted(monkeypatch)
     check_beside(uri, places, acknowledged)
     assert len(captures) == (2 if where is take else 1), "entries of the log were collected before they were copied"
 
 
 def test_a_base_opened_before_the_looks_is_found(
-    written: Any, places: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+    written: Any, places: tuple[str, str], monkeypatch: pytest.MonkeyPatch, once: Once
 ) -> None:
     """Planted fault: the backup opens the base first and reads the manifests later. Rows that are committed and pruned
     in between are in neither."""
-    uri = beside(places)
+    uri = written.base.uri
     monkeypatch.setattr(moment, "newest_base", lambda begun: begun)
-    once(monkeypatch, moment, "_look", lambda: commit_all(written))
+    once(moment, "_look", lambda: commit_all(written))
     acknowledged = names(uri)
     with raises(InvalidBackup):
         check_beside(uri, places, acknowledged)
     shutil.rmtree(places[0])
     monkeypatch.setattr(moment, "_check", lambda *_: None)
-    once(monkeypatch, moment, "_look", lambda: (written.put(rows([50], 5)), commit_all(written)))
+    once(moment, "_look", lambda: (written.put(rows([50], 5)), commit_all(written)))
     acknowledged = names(uri)
     with pytest.raises(AssertionError):
         check_beside(uri, places, acknowledged)
 
 
 def test_the_tag_keeps_the_ssts_and_the_base_version(
-    written: Any, places: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+    written: Any, places: tuple[str, str], monkeypatch: pytest.MonkeyPatch, once: Once
 ) -> None:
     """Commits, compactions, clean-ups and collections of SSTs after the tag require no second capture."""
-    uri, captures = beside(places), counted(monkeypatch)
+    uri, captures = written.base.uri, counted(monkeypatch)
     acknowledged = names(uri)
 
     def act() -> None:
@@ -790,7 +730,7 @@ def test_the_tag_keeps_the_ssts_and_the_base_version(
         collect_ssts(open_store(uri), uri)
         assert lance.dataset(uri).version > captures[0].base.version
 
-    once(monkeypatch, take, "pieces_of", act)
+    once(take, "pieces_of", act)
     check_beside(uri, places, acknowledged)
     assert len(captures) == 1
     listed = [sst for end in captures[0].regions for sst in end.manifest.ssts]
@@ -802,10 +742,10 @@ def test_the_tag_keeps_the_ssts_and_the_base_version(
 
 
 def test_no_region_is_more_than_one_batch_ahead(
-    written: Any, places: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+    written: Any, places: tuple[str, str], monkeypatch: pytest.MonkeyPatch, once: Once
 ) -> None:
     """Batches of one producer arrive between the reads of two regions. Each is sent once the one before is durable."""
-    uri = beside(places)
+    uri = written.base.uri
     query = "6f1c2f8e-6f0a-4d0e-9c8e-0a3a5d0c7f11"
 
     def send(batches: range) -> None:
@@ -813,10 +753,9 @@ def test_no_region_is_more_than_one_batch_ahead(
             written.put(rows(range(1000 * batch, 1000 * batch + 20), 1), token=f"{query}:{batch}")
 
     send(range(1, 4))
-    once(monkeypatch, moment, "_look", lambda: send(range(4, 7)), after=True)
-    once(monkeypatch, moment, "_end", lambda: send(range(7, 10)))
-    record = backed_up(uri, places[0])
-    restored(*places)
+    once(moment, "_look", lambda: send(range(4, 7)), after=True)
+    once(moment, "_end", lambda: send(range(7, 10)))
+    record = copied(uri, places)
     numbers = [applied[query] for applied in applied_of(places[1]).values()]
     assert max(numbers) == record.queries[query] == 6
     assert max(numbers) - min(numbers) <= 1
@@ -831,14 +770,14 @@ def test_no_region_is_more_than_one_batch_ahead(
     # Planted fault: without the second read, one region has batch 3 and the other one batch 6.
     monkeypatch.setattr(moment, "_end", lambda *args: args[-1])
     send(range(10, 12))
-    once(monkeypatch, moment, "_look", lambda: send(range(12, 15)), after=True)
+    once(moment, "_look", lambda: send(range(12, 15)), after=True)
     backed_up(uri, f"{places[0]}-2")
     numbers = [applied[query] for applied in applied_of(f"{places[0]}-2").values()]
     assert max(numbers) - min(numbers) > 1
 
 
 def test_a_table_that_is_first_claimed_while_a_moment_is_captured(
-    tmp_path: Path, places: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, places: tuple[str, str], once: Once
 ) -> None:
     """A copy with the rows in the base but without the log of their region would not know the rows' token."""
     uri = str(tmp_path / "table")
@@ -849,25 +788,23 @@ def test_a_table_that_is_first_claimed_while_a_moment_is_captured(
             table.put(rows(range(20), 1), token="loader:1")
             commit_all(table)
 
-    once(monkeypatch, moment, "newest_base", act)
-    backed_up(uri, places[0])
-    restored(*places)
+    once(moment, "newest_base", act)
+    copied(uri, places)
     with opened(places[1]) as again:
         assert not again.put(rows(range(20), 2), token="loader:1").applied
 
 
 def test_a_region_that_is_first_claimed_while_a_moment_is_captured(
-    written: Any, places: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+    written: Any, places: tuple[str, str], once: Once
 ) -> None:
     """Batch 1 is durable in both regions before batch 2 is sent, so a copy with batch 2 must hold all of batch 1."""
-    uri, query = beside(places), "6f1c2f8e-6f0a-4d0e-9c8e-0a3a5d0c7f11"
+    uri, query = written.base.uri, "6f1c2f8e-6f0a-4d0e-9c8e-0a3a5d0c7f11"
     for batch in (1, 2):
         written.put(rows(range(1000 * batch, 1000 * batch + 20), 1), token=f"{query}:{batch}")
     region = Path(uri, "_mem_wal", str(bucket_region(1)))
     hidden = region.rename(Path(uri).parent / "hidden")
-    once(monkeypatch, moment, "regions", lambda: hidden.rename(region), after=True)
-    backed_up(uri, places[0])
-    restored(*places)
+    once(moment, "regions", lambda: hidden.rename(region), after=True)
+    copied(uri, places)
     assert {n for n in names(places[1]) if n >= 1000} == {*range(1000, 1020), *range(2000, 2020)}
 
 
@@ -890,7 +827,7 @@ def test_a_resize_between_any_two_steps(
     buckets: int,
     table: str,
     places: tuple[str, str],
-    monkeypatch: pytest.MonkeyPatch,
+    once: Once,
 ) -> None:
     """The copy has either the routing before the resize or the routing after it, never a mixture."""
     with opened(table) as before:
@@ -900,7 +837,7 @@ def test_a_resize_between_any_two_steps(
     def resized(uri: str, to: int) -> None:
         flush.resize(uri, {}, open_store(uri), to, clock=wal.SystemClock(), ids=wal.SystemIds())
 
-    once(monkeypatch, where, name, lambda: resized(table, buckets), after=after)
+    once(where, name, lambda: resized(table, buckets), after=after)
     backed_up(table, places[0])
     assert BaseTable.open(table).buckets == buckets
     restored(*places)
@@ -917,7 +854,7 @@ def test_a_resize_between_any_two_steps(
 
 @pytest.mark.parametrize(("where", "name", "after"), STEPS)
 def test_a_take_over_between_any_two_steps(
-    where: Any, name: str, after: bool, table: str, places: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+    where: Any, name: str, after: bool, table: str, places: tuple[str, str], once: Once
 ) -> None:
     acknowledged = names(table)
 
@@ -925,23 +862,18 @@ def test_a_take_over_between_any_two_steps(
         with opened(table) as other:
             other.put(rows(range(500, 520), 7))
 
-    once(monkeypatch, where, name, claimed, after=after)
+    once(where, name, claimed, after=after)
     check_beside(table, places, acknowledged)
     with opened(places[1]) as again:
         again.put(rows([1, 2, 3], 9))
     assert verify(places[1]).findings == ()
 
 
-def test_a_half_commit_is_copied_with_its_plan(
-    written: Any, places: tuple[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    uri = beside(places)
+def test_a_half_commit_is_copied_with_its_plan(written: Any, places: tuple[str, str]) -> None:
+    uri = written.base.uri
     written.delete([1, 2, 3])
     written.flush()
-    with monkeypatch.context() as patched:
-        patched.setattr(rounds, "upsert_pass", crash)
-        with pytest.raises(KeyboardInterrupt):
-            flush.commit(uri, {}, open_store(uri), clock=FakeClock())
+    half_a_commit(uri)
     wanted = names(uri)
     assert 1 not in {row["id"] for row in lance.dataset(uri).to_table(["id"]).to_pylist()}, "the deletes pass was made"
     backed_up(uri, places[0])
@@ -958,24 +890,20 @@ def test_a_half_commit_is_copied_with_its_plan(
 
 
 def test_a_half_commit_of_generations_behind_the_look_is_not_copied(
-    written: Any, places: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+    written: Any, places: tuple[str, str], monkeypatch: pytest.MonkeyPatch, once: Once
 ) -> None:
     """The base holds the commit's deletes pass; no SST of the manifest that the backup read holds the commit's rows."""
-    uri = beside(places)
+    uri = written.base.uri
     acknowledged = names(uri)
 
     def half() -> None:
         written.put([*rows(range(500, 510), 1)])
         written.delete(list(range(20)))
         written.flush()
-        with monkeypatch.context() as patched:
-            patched.setattr(rounds, "upsert_pass", crash)
-            with pytest.raises(KeyboardInterrupt):
-                flush.commit(uri, {}, open_store(uri), clock=FakeClock())
+        half_a_commit(uri)
 
-    once(monkeypatch, moment, "newest_base", half)
-    backed_up(uri, places[0])
-    restored(*places)
+    once(moment, "newest_base", half)
+    copied(uri, places)
     found = names(places[1])
     assert (500 in found) != (1 in found), "the later put and the later delete are both in it, or neither"
     # Planted fault: the backup ignores a commit plan with generations beyond the manifest.
@@ -990,12 +918,9 @@ def test_a_half_commit_of_generations_behind_the_look_is_not_copied(
             table.put(rows(range(600, 610), 1))
             table.delete(list(range(20)))
             table.flush()
-            with monkeypatch.context() as patched:
-                patched.setattr(rounds, "upsert_pass", crash)
-                with pytest.raises(KeyboardInterrupt):
-                    flush.commit(uri, {}, open_store(uri), clock=FakeClock())
+            half_a_commit(uri)
 
-        once(monkeypatch, moment, "newest_base", again)
+        once(moment, "newest_base", again)
         monkeypatch.setattr(moment, "_is_passed", lambda *_: False)
         backed_up(uri, f"{places[0]}-2")
         restored(f"{places[0]}-2", f"{places[1]}-2")
@@ -1009,42 +934,33 @@ def opened_again(table: Any, uri: str) -> Any:
     return opened(uri)
 
 
-def test_a_table_that_never_rests_is_told(
-    written: Any, places: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("never", ["at rest", "whole"])
+def test_a_backup_that_is_always_overtaken_ends_and_says_so(
+    never: str, written: Any, places: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    uri = beside(places)
-    real = moment.newest_base
+    """Either a commit ends each capture, or a collection deletes an object before each copy."""
+    real, numbers = moment.newest_base, iter(range(take.MOMENTS))
 
-    def busy(begun: BaseTable) -> BaseTable:
+    def committed(begun: BaseTable) -> BaseTable:
         written.put(rows([1], 9))
         commit_all(written)
         return real(begun)
 
-    monkeypatch.setattr(moment, "newest_base", busy)
-    monkeypatch.setattr(moment, "CAPTURES", 3)
-    with raises(BackupOvertaken):
-        backed_up(uri, places[0])
-    assert tags(uri) == []
-
-
-def test_collections_that_overtake_every_copy_are_told(
-    written: Any, places: tuple[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    uri = beside(places)
-
-    numbers = iter(range(take.MOMENTS))
-
-    def gone(*_: object) -> None:
+    def collected(*_: object) -> None:
         raise take.Vanished(f"entry {next(numbers)}")
 
-    monkeypatch.setattr(take, "pieces_of", gone)
+    if never == "at rest":
+        monkeypatch.setattr(moment, "newest_base", committed)
+        monkeypatch.setattr(moment, "CAPTURES", 3)
+    else:
+        monkeypatch.setattr(take, "pieces_of", collected)
     with raises(BackupOvertaken):
-        backed_up(uri, places[0])
-    assert tags(uri) == []
+        backed_up(written.base.uri, places[0])
+    assert tags(written.base.uri) == []
 
 
 def test_regions_are_described_as_they_were_captured(written: Any, places: tuple[str, str]) -> None:
-    uri = beside(places)
+    uri = written.base.uri
     found = capture(BaseTable.open(uri), open_store(uri), OPTIONS)
     assert all(isinstance(each, RegionMoment) and each.tip > each.manifest.replay_after for each in found.regions)
     record = backed_up(uri, places[0])

@@ -21,7 +21,7 @@ import pytest
 import memwal
 from memwal import flush, wal
 from memwal.flush import BaseTable, ResizeReport, is_being_resized, resize
-from memwal.flush.resizing import routing
+from memwal.flush.resizing import routing, steps
 from memwal.flush.resizing.routing import routing_key
 from memwal.flush.verification.runner import verify_table
 from memwal.ingest.engine.table import open as opening
@@ -30,9 +30,10 @@ from memwal.ingest.engine.table.stored import status_from_storage
 from memwal.wal import LocalStore, ManifestStore, RegionStatus, SystemIds
 from tests.clean import assert_clean, assert_collected
 from tests.conftest import wait_until
-from tests.failure_matrix import FAULTS, WRITES, Call, FaultyStore, Killed, killed
+from tests.failure_matrix import FAULTS, WRITES, Call, FaultyStore, Killed
 from tests.messages import raises
 from tests.support.clock import FakeClock
+from tests.support.interpose import Once, killed_at
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("n", pa.int64())])
 QUIET: dict[str, Any] = {"commit": {"interval": 0}, "gc": {"interval": 0}, "wal": {"retry_budget": "10s"}}
@@ -81,6 +82,14 @@ class Resized:
 def copied(world: Resized, to: Path) -> Resized:
     shutil.copytree(world.uri, to)
     return Resized(str(to), world.wal_format, world.append, dict(world.oracle))
+
+
+def opened_once(path: Path, wal_format: str = "lance", *, append: bool = False) -> Resized:
+    """Return a table of two regions with ten rows."""
+    world = Resized(str(path / "table"), wal_format, append)
+    with world.open(2) as table:
+        world.put(table, range(10), 1, "a:1")
+    return world
 
 
 @pytest.fixture(params=["lance", "arrow", "append"])
@@ -143,28 +152,20 @@ def test_no_more_bytes_of_logs_are_drained_at_once_than_memory_max(tmp_path: Pat
     world = Resized(str(tmp_path / "table"))
     with world.open(6) as table:
         world.put(table, range(3000), 1)
-    held, most, lock = 0, [0], threading.Lock()
-    seal = flush.resize.__globals__["_Run"]._seal
-    drain = flush.resize.__globals__["_Run"]._drain
+    held, most, lock = [0], [0], threading.Lock()
 
-    def sealed(self: Any, region: Any) -> Any:
-        nonlocal held
-        with lock:
-            held += 1
-            most[0] = max(most[0], held)
-        return seal(self, region)
-
-    def drained(self: Any, claimed: Any) -> Any:
-        nonlocal held
-        try:
-            return drain(self, claimed)
-        finally:
+    def holding(change: int, call: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any, **more: Any) -> Any:
+            answer = call(*args, **more)
             with lock:
-                held -= 1
+                held[0] += change
+                most[0] = max(most[0], held[0])
+            return answer
+
+        return counted
 
     size = max(each.size for each in world.store.describe("_mem_wal/") if "/wal/" in each.key)
-    run = flush.resize.__globals__["_Run"]
-    with patch.object(run, "_seal", sealed), patch.object(run, "_drain", drained):
+    with patch.object(steps, "claim", holding(1, steps.claim)), patch.object(steps, "flush", holding(-1, steps.flush)):
         world.resize(3, at_once=6, memory_max=2 * size + 10)
     assert most[0] <= 2
     world.expect()
@@ -273,14 +274,10 @@ def test_killed_after_any_write_of_the_store(prepared: Resized, tmp_path: Path) 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("wal_format", ["lance", "arrow"])
-def test_killed_at_the_switch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wal_format: str, after: bool) -> None:
-    world = Resized(str(tmp_path / "table"), wal_format)
-    with world.open(2) as table:
-        world.put(table, range(50), 1, "a:1")
-    with monkeypatch.context() as killing:
-        killing.setattr(lance.LanceDataset, "commit", killed(lance.LanceDataset.commit, after=after))
-        with pytest.raises(Killed):
-            world.resize(3)
+def test_killed_at_the_switch(tmp_path: Path, wal_format: str, after: bool) -> None:
+    world = opened_once(tmp_path, wal_format)
+    with killed_at(lance.LanceDataset, "commit", after=after):
+        world.resize(3)
     assert (world.base.routing_version, world.base.buckets) == ((2, 3) if after else (1, 2))
     assert_clean(world.store, world.uri)
     with world.open() as table:
@@ -294,7 +291,7 @@ class Interrupted:
     """A store that runs `act` just before call number `at`."""
 
     def __init__(self, inner: wal.ObjectStore, at: int, act: Callable[[], Any]) -> None:
-        self._inner, self._at, self._act, self._calls = inner, at, act, 0
+        self._inner, self._at, self._act, self.calls = inner, at, act, 0
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._inner, name)
@@ -302,8 +299,8 @@ class Interrupted:
             return found
 
         def call(*args: Any) -> Any:
-            self._calls += 1
-            if self._calls == self._at:
+            self.calls += 1
+            if self.calls == self._at:
                 self._act()
             return found(*args)
 
@@ -326,7 +323,7 @@ def test_two_resizes_at_once(prepared: Resized, tmp_path: Path) -> None:
             assert world.base.buckets == 4
         finished(world, world.base.buckets)
         shutil.rmtree(world.uri)
-        if other._calls < at:
+        if other.calls < at:
             break
     assert ends == {3, 4}
 
@@ -381,22 +378,11 @@ def test_a_writer_that_was_open_is_told(tmp_path: Path) -> None:
         world.expect(table)
 
 
-def test_a_table_read_before_the_resize_and_claimed_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    world = Resized(str(tmp_path / "table"))
-    with world.open(2) as table:
-        world.put(table, range(10), 1, "a:1")
-    read, reads = opening.find_or_create, []
-
-    def resized_behind_it(*args: Any) -> Any:
-        found = read(*args)
-        if not reads:
-            world.resize(3)
-        reads.append(found[0].routing_version)
-        return found
-
-    monkeypatch.setattr(opening, "find_or_create", resized_behind_it)
+def test_a_table_read_before_the_resize_and_claimed_after_it(tmp_path: Path, once: Once) -> None:
+    world = opened_once(tmp_path)
+    once(opening, "find_or_create", lambda: world.resize(3), after=True)
     with world.open() as table:
-        assert reads == [1, 2]
+        assert table.status()["routing"] == 2
         world.put(table, range(5, 40), 2, "a:2")
         world.expect(table)
     assert_clean(world.store, world.uri)
@@ -413,9 +399,7 @@ def test_a_number_that_cannot_be_had_fences_nobody(tmp_path: Path, buckets: int)
 
 
 def test_verify_tells_a_resize_that_broke_off_from_a_region_of_another_routing(tmp_path: Path) -> None:
-    world = Resized(str(tmp_path / "table"))
-    with world.open(2) as table:
-        world.put(table, range(10), 1, "a:1")
+    world = opened_once(tmp_path)
     before = world.base.version
     world.resize(3)
     assert_clean(world.store, world.uri)
@@ -427,19 +411,18 @@ def test_verify_tells_a_resize_that_broke_off_from_a_region_of_another_routing(t
         assert len(table.status()["regions"]) == 3
 
 
-def break_off(world: Resized) -> None:
-    """Create the table with two regions and ten rows; a resize to three is killed before its decision."""
-    with world.open(2) as table:
-        world.put(table, range(10), 1, "a:1")
+def broken_off(path: Path, *, append: bool = False) -> Resized:
+    """Return the table of two regions after a resize to three that was killed before its decision."""
+    world = opened_once(path, append=append)
     store = FaultyStore(world.store, FakeClock())
     store.arm(FAULTS["killed before"], Call("put_if_absent", routing_key(2), 1))
     with pytest.raises(Killed):
         world.resize(3, store)
+    return world
 
 
 def test_a_resize_that_broke_off_before_its_decision_is_waited_for_and_taken_back(tmp_path: Path) -> None:
-    world = Resized(str(tmp_path / "table"))
-    break_off(world)
+    world = broken_off(tmp_path)
     assert_clean(world.store, world.uri)
     assert "sealed" in json.dumps(status_from_storage(world.base, world.store))
     with raises(memwal.Unavailable) as refused:
@@ -453,8 +436,7 @@ def test_a_resize_that_broke_off_before_its_decision_is_waited_for_and_taken_bac
 
 def test_a_resize_that_broke_off_is_taken_back_though_a_column_was_dropped_since(tmp_path: Path) -> None:
     """The table routes by whole rows, so after the drop no row can be moved. Going back to two regions moves no row."""
-    world = Resized(str(tmp_path / "table"), append=True)
-    break_off(world)
+    world = broken_off(tmp_path, append=True)
     lance.dataset(world.uri).drop_columns(["n"])
     with raises(flush.InvalidResize):
         world.resize(3)
@@ -467,13 +449,9 @@ def test_a_resize_that_broke_off_is_taken_back_though_a_column_was_dropped_since
 
 
 def test_a_resize_that_broke_off_after_its_switch_is_finished_by_the_next(tmp_path: Path) -> None:
-    world = Resized(str(tmp_path / "table"))
-    with world.open(2) as table:
-        world.put(table, range(10), 1, "a:1")
-    with pytest.MonkeyPatch.context() as killing:
-        killing.setattr(routing, "_open", killed(lambda *_, **__: None, after=False))
-        with pytest.raises(Killed):
-            world.resize(3)
+    world = opened_once(tmp_path)
+    with killed_at(routing, "_open"):
+        world.resize(3)
     assert is_being_resized(world.base, world.store, clock=FakeClock())
     report = world.resize(3)
     assert (report.resumed, report.regions, report.routing) == (True, 3, 2)
@@ -486,13 +464,9 @@ def test_a_switch_of_another_process_is_on_the_disk_before_a_region_is_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise a power cut may undo the switch, and regions would accept writes by a routing that the table lacks."""
-    world = Resized(str(tmp_path / "table"))
-    with world.open(2) as table:
-        world.put(table, range(10), 1, "a:1")
-    with monkeypatch.context() as killing:
-        killing.setattr(lance.LanceDataset, "commit", killed(lance.LanceDataset.commit, after=True))
-        with pytest.raises(Killed):
-            world.resize(3)
+    world = opened_once(tmp_path)
+    with killed_at(lance.LanceDataset, "commit", after=True):
+        world.resize(3)
     order: list[object] = []
     monkeypatch.setattr(routing, "sync_table", lambda dataset: order.append(dataset.version))
     claims = routing.claim

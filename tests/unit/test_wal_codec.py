@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -17,8 +15,8 @@ from hypothesis import strategies as st
 
 from memwal.wal import WAL_FORMATS, BatchPart, Corrupt, EntryCodec, EntryHeader, WalFormat, codec_for
 from tests.messages import raises
+from tests.support.golden import golden
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "wal"
 PRIMARY_KEY = {"lance-schema:unenforced-primary-key": "true"}
 SCHEMA = pa.schema(
     [
@@ -195,9 +193,6 @@ def test_threads_share_a_codec(codec: EntryCodec) -> None:
 def test_an_entry_written_by_an_earlier_build_reads_the_same(
     codec: EntryCodec, wal_format: WalFormat, name: str, header: EntryHeader
 ) -> None:
-    golden = GOLDEN / f"{name}.{wal_format}"
-    if os.environ.get("MEMWAL_REWRITE_GOLDEN"):
-        golden.write_bytes(codec.encode(header, make(7)))
-    entry = codec.decode(1, golden.read_bytes())
+    entry = codec.decode(1, golden(f"wal/{name}.{wal_format}", codec.encode(header, make(7))))
     assert entry.header == header
     assert entry.rows.equals(make(7))

@@ -3,7 +3,6 @@ damage."""
 
 from __future__ import annotations
 
-import os
 import random
 import subprocess
 import sys
@@ -17,9 +16,10 @@ import pytest
 
 from memwal.wal import ArrowCodec, Corrupt, EntryHeader, bucket_region
 from memwal.wal.layout import parse_entry_key
+from tests.conftest import ROOT
 from tests.messages import raises
+from tests.support.golden import GOLDEN, golden
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "wal"
 PRIMARY_KEY = {b"lance-schema:unenforced-primary-key": b"true"}
 BASE_METADATA = {"owner": "somebody"}
 
@@ -99,16 +99,12 @@ def written_by_shard_writer(uri: str) -> list[bytes]:
 
 @pytest.fixture(scope="module")
 def shard_writers(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
-    entries = written_by_shard_writer(str(tmp_path_factory.mktemp("theirs") / "t.lance"))
-    if os.environ.get("MEMWAL_REWRITE_GOLDEN"):
-        for name, data in zip(("put", "sentinel", "delete"), entries, strict=True):
-            (GOLDEN / f"shard_writer_{name}.arrow").write_bytes(data)
-    return entries
+    return written_by_shard_writer(str(tmp_path_factory.mktemp("theirs") / "t.lance"))
 
 
 def test_entries_of_shard_writer_are_understood(shard_writers: list[bytes]) -> None:
-    golden = [(GOLDEN / f"shard_writer_{name}.arrow").read_bytes() for name in ("put", "sentinel", "delete")]
-    for entries in (shard_writers, golden):
+    names = [f"wal/shard_writer_{name}.arrow" for name in ("put", "sentinel", "delete")]
+    for entries in (shard_writers, list(map(golden, names, shard_writers))):
         put, sentinel, delete = (CODEC.decode(at, data) for at, data in enumerate(entries, 1))
         assert put.rows.equals(ROWS)
         assert put.header == EntryHeader(1, 1, "", None)
@@ -229,7 +225,7 @@ def test_damage_to_an_entry_without_checksum_never_ends_the_process() -> None:
     """Runs in a separate process, because offsets that point outside their buffers would end the process."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.unit.test_wal_codec_arrow"],
-        cwd=GOLDEN.parents[2],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=300,
@@ -241,4 +237,4 @@ def test_damage_to_an_entry_without_checksum_never_ends_the_process() -> None:
 
 
 if __name__ == "__main__":
-    print(*read_damaged((GOLDEN / "shard_writer_put.arrow").read_bytes()))
+    print(*read_damaged((GOLDEN / "wal" / "shard_writer_put.arrow").read_bytes()))

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -40,7 +41,7 @@ from memwal.wal import (
     open_store,
 )
 from memwal.wal.layout import entry_key, parse_entry_key, wal_prefix
-from tests.conftest import extent
+from tests.conftest import ROOT, extent
 from tests.failure_matrix import (
     CODES,
     CREATES,
@@ -54,20 +55,11 @@ from tests.failure_matrix import (
     SystemCalls,
     copy_objects,
 )
-from tests.log_life import (
-    CODEC,
-    REGION,
-    LogLife,
-    calls_of_a_life,
-    check_chain,
-    found,
-    log_of_two_entries,
-    rows,
-    take,
-    writer,
-)
+from tests.log_life import LogLife, calls_of_a_life, check_chain, log_of_two_entries, take, writer
+from tests.log_rows import CODEC, rows
 from tests.messages import raises
 from tests.support.clock import FakeClock, SeededIds
+from tests.support.log_world import REGION, found
 from tests.support.memory_store import MemoryStore
 
 LIFE = calls_of_a_life()
@@ -267,15 +259,6 @@ def appender_with_clock(inner: MemoryStore, options: WalOptions | None = None) -
     return WalAppender(inner, REGION, claimed.guard, CODEC, 1, SystemIds(), clock, options), clock
 
 
-def test_already_exists_by_our_own_retry_is_success(inner: MemoryStore) -> None:
-    appender, clock = appender_with_clock(inner)
-    script(inner, (True, PutOutcome.OUTCOME_UNKNOWN))
-    assert appender.append(rows(1), generation=1, applied={}) == 1
-    assert appender.append(rows(2), generation=1, applied={}) == 2
-    assert len(clock.slept) == 1
-    assert found(take(inner, 5)) == [1, 2]
-
-
 def test_no_answer_past_the_budget_poisons_within_it(inner: MemoryStore) -> None:
     appender, clock = appender_with_clock(inner, WalOptions(put_timeout=2, retry_budget=20))
     script(inner, *[(False, PutOutcome.OUTCOME_UNKNOWN)] * 1000)
@@ -389,21 +372,22 @@ for takeover in range(6):
 """
 
 
+def started(root: Path, base: int, script: str = WRITER) -> subprocess.Popen[str]:
+    """Start a process that appends the rows from `base` on, once it reads a line."""
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    return subprocess.Popen([sys.executable, "-c", script, str(root), str(base)], **pipes, cwd=ROOT)
+
+
+def go(process: subprocess.Popen[str]) -> None:
+    assert process.stdin
+    process.stdin.write("go\n")
+    process.stdin.flush()
+
+
 def test_two_processes_taking_the_region_from_each_other(tmp_path: Path) -> None:
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(tmp_path), str(base)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=Path(__file__).parents[2],
-        )
-        for base in (0, 1_000_000)
-    ]
+    processes = [started(tmp_path, base) for base in (0, 1_000_000)]
     for process in processes:
-        assert process.stdin
-        process.stdin.write("go\n")
-        process.stdin.flush()
+        go(process)
     lines = [process.communicate(timeout=300)[0].split("\n") for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
     acked = [int(line) for each in lines for line in each if line.isdigit()]
@@ -417,17 +401,8 @@ def test_two_processes_taking_the_region_from_each_other(tmp_path: Path) -> None
 def test_a_killed_process_loses_nothing_it_was_acknowledged_for(tmp_path: Path) -> None:
     acked: list[int] = []
     for life in range(3):
-        process = subprocess.Popen(
-            [sys.executable, "-c", WRITER.replace("range(30)", "range(10**9)"), str(tmp_path), str(life * 1_000_000)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=Path(__file__).parents[2],
-        )
-        assert process.stdin
+        go(process := started(tmp_path, life * 1_000_000, WRITER.replace("range(30)", "range(10**9)")))
         assert process.stdout
-        process.stdin.write("go\n")
-        process.stdin.flush()
         acked += [int(process.stdout.readline()) for _ in range(20)]
         process.kill()
         with process:  # not `communicate`, which drops what the stream has read ahead

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
+import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,139 +20,83 @@ from memwal.wal import (
     Fenced,
     LanceCodec,
     LocalStore,
-    ManifestStore,
     ObjectStore,
     OutcomeUnknown,
-    PutOutcome,
     RegionStatus,
     Resized,
     Sealed,
     StoreRefused,
     StoreUnavailable,
-    SystemIds,
-    WalAppender,
     WalOptions,
-    bucket_region,
-    claim,
 )
 from memwal.wal.layout import (
     entry_key,
     manifest_key,
     manifest_prefix,
     parse_entry_key,
-    parse_manifest_key,
     wal_prefix,
 )
-from tests.log_rows import CODEC, SCHEMA, FailingReads, rows
+from tests.log_rows import CODEC, SCHEMA, rows
 from tests.messages import raises
-from tests.support.clock import FakeClock, SeededIds
-from tests.support.memory_store import MemoryStore
-
-GOLDEN = Path(__file__).parents[1] / "golden" / "wal" / "claim_and_append.txt"
-REGION = bucket_region(0)
-CLOCK = FakeClock()
-IDS = SystemIds()
+from tests.support.golden import golden
+from tests.support.interpose import in_threads
+from tests.support.log_world import REGION, LogWorld, found, put
+from tests.support.scripted_store import READS, ScriptedStore
 
 
-def take(store: ObjectStore) -> Claim:
-    return claim(store, REGION, spec_id=1, codec=CODEC, ids=IDS, clock=CLOCK)
+@pytest.fixture
+def world() -> LogWorld:
+    return LogWorld()
 
 
-def writer(store: ObjectStore, claimed: Claim) -> WalAppender:
-    return WalAppender(store, REGION, claimed.guard, CODEC, claimed.next_position, IDS, CLOCK)
-
-
-def found(claimed: Claim) -> list[int]:
-    return [each for entry in claimed.entries for each in entry.rows["id"].to_pylist()]
-
-
-class Recording(MemoryStore):
-    """Records every call, with positions and versions as numbers instead of reversed binary."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[str] = []
-
-    def note(self, call: str, key: str) -> None:
-        parsed = parse_entry_key(key) or parse_manifest_key(key)
-        name = key.removeprefix(f"_mem_wal/{REGION}/")
-        self.calls.append(f"{call} {name.partition('/')[0] + f'/{parsed[1]}' if parsed else name}")
-
-    def put_if_absent(self, key: str, data: bytes) -> PutOutcome:
-        self.note("put_if_absent", key)
-        return super().put_if_absent(key, data)
-
-    def put(self, key: str, data: bytes) -> None:
-        self.note("put", key)
-        super().put(key, data)
-
-    def get(self, key: str) -> bytes | None:
-        self.note("get", key)
-        return super().get(key)
-
-    def exists(self, key: str) -> bool:
-        self.note("exists", key)
-        return super().exists(key)
-
-    def list(self, prefix: str) -> list[str]:
-        self.note("list", prefix)
-        return super().list(prefix)
-
-
-def test_a_new_region_begins_with_everything_at_one() -> None:
-    store = MemoryStore()
-    claimed = take(store)
+def test_a_new_region_begins_with_everything_at_one(world: LogWorld) -> None:
+    claimed = world.claim()
     assert (claimed.guard.epoch, claimed.next_position, claimed.applied, claimed.entries) == (1, 1, {}, [])
     assert (claimed.manifest.version, claimed.manifest.current_generation) == (1, 1)
-    assert sorted(store.list("")) == sorted([manifest_key(REGION, 1), f"{manifest_prefix(REGION)}version_hint.json"])
+    assert sorted(world.contents()) == sorted([manifest_key(REGION, 1), f"{manifest_prefix(REGION)}version_hint.json"])
 
 
-def test_the_next_claim_finds_rows_map_and_position() -> None:
-    store = MemoryStore()
-    first = writer(store, take(store))
+def test_the_next_claim_finds_rows_map_and_position(world: LogWorld) -> None:
+    first = world.open()
     first.append(rows(1, 2), generation=1, applied={"q": 4})
-    first.append(rows(3), generation=1, applied={"q": 5})
-    claimed = take(store)
+    put(first, 3, applied={"q": 5})
+    claimed = world.claim()
     assert found(claimed) == [1, 2, 3]
     assert [entry.position for entry in claimed.entries] == [1, 2]
     assert claimed.applied == {"q": 5}
     assert (claimed.guard.epoch, claimed.next_position, claimed.manifest.last_seen) == (2, 4, 3)
 
 
-def test_the_map_outlives_everything_that_was_flushed() -> None:
-    store = MemoryStore()
-    writer(store, take(store)).append(rows(1), generation=1, applied={"q": 4})
+def test_the_map_outlives_everything_that_was_flushed(world: LogWorld) -> None:
+    world.open().append(rows(1), generation=1, applied={"q": 4})
     for _ in range(3):
-        claimed = take(store)
-        manifests = ManifestStore(store, REGION, ids=IDS, clock=CLOCK)
+        claimed = world.claim()
         tip = claimed.next_position - 1
-        manifests.edit(claimed.guard, lambda current, tip=tip: replace(current, replay_after=tip, last_seen=tip))
+        world.manifests.edit(claimed.guard, lambda current, tip=tip: replace(current, replay_after=tip, last_seen=tip))
         assert claimed.applied == {"q": 4}
-    last = take(store)
+    last = world.claim()
     assert (found(last), last.applied) == ([], {"q": 4})
 
 
-def test_the_map_of_an_unclosed_batch_is_the_one_without_it() -> None:
-    store = MemoryStore()
-    open_batch = writer(store, take(store))
-    open_batch.append(rows(1), generation=1, applied={"q": 4})
+def test_the_map_of_an_unclosed_batch_is_the_one_without_it(world: LogWorld) -> None:
+    open_batch = world.open()
+    put(open_batch, 1, applied={"q": 4})
     open_batch.append(rows(2), generation=1, applied={"q": 4}, part=BatchPart("q", 5, "a", closes=False))
-    claimed = take(store)
+    claimed = world.claim()
     assert (found(claimed), claimed.applied, claimed.next_position) == ([1], {"q": 4}, 4)
 
 
-def test_the_older_writer_is_fenced_with_both_epochs_and_loses_nothing() -> None:
-    store = MemoryStore()
-    older = writer(store, take(store))
-    older.append(rows(1), generation=1, applied={})
-    newer = take(store)
+def test_the_older_writer_is_fenced_with_both_epochs_and_loses_nothing(world: LogWorld) -> None:
+    older = world.open()
+    put(older, 1)
+    newer = world.claim()
     for _ in range(2):
         with raises(Fenced) as caught:
-            older.append(rows(2), generation=1, applied={})
+            put(older, 2)
     assert (caught.value.ours, caught.value.theirs) == (1, 2)
     assert found(newer) == [1]
-    assert writer(store, newer).append(rows(3), generation=1, applied={}) == 3
-    assert found(take(store)) == [1, 3]
+    assert world.writer(newer).append(rows(3), generation=1, applied={}) == 3
+    assert found(world.claim()) == [1, 3]
 
 
 def test_a_fenced_guard_stays_fenced_by_the_highest_seen() -> None:
@@ -164,126 +109,85 @@ def test_a_fenced_guard_stays_fenced_by_the_highest_seen() -> None:
         guard.check()
 
 
-def test_a_sealed_region_is_refused() -> None:
-    store = MemoryStore()
-    take(store)
-    ManifestStore(store, REGION).edit_unowned(lambda current: replace(current, status=RegionStatus.SEALED))
-    before = sorted(store.list(""))
+def test_a_sealed_region_is_refused(world: LogWorld) -> None:
+    world.claim()
+    world.manifests.edit_unowned(lambda current: replace(current, status=RegionStatus.SEALED))
+    before = world.contents()
     with raises(Sealed):
-        take(store)
-    assert sorted(store.list("")) == before
+        world.claim()
+    assert world.contents() == before
 
 
-def test_a_region_of_another_sharding_spec_is_refused() -> None:
-    store = MemoryStore()
-    take(store)
+def test_a_region_of_another_sharding_spec_is_refused(world: LogWorld) -> None:
+    world.claim()
     with raises(Corrupt):
-        claim(store, REGION, spec_id=2, codec=CODEC, ids=IDS, clock=CLOCK)
+        world.claim(spec_id=2)
 
 
-def test_a_sealed_region_is_opened_by_a_newer_routing_with_its_map_and_closed_to_the_older() -> None:
-    store = MemoryStore()
-    writer(store, take(store)).append(rows(1), generation=1, applied={"a": 1})
-    sealed = claim(store, REGION, spec_id=1, codec=CODEC, ids=IDS, clock=CLOCK, seal=True)
+def test_a_sealed_region_is_opened_by_a_newer_routing_with_its_map_and_closed_to_the_older(world: LogWorld) -> None:
+    world.open().append(rows(1), generation=1, applied={"a": 1})
+    sealed = world.claim(seal=True)
     assert (sealed.manifest.status, sealed.applied, len(sealed.entries)) == (RegionStatus.SEALED, {"a": 1}, 1)
     with pytest.raises(Sealed):
-        take(store)
-    again = claim(store, REGION, spec_id=1, codec=CODEC, ids=IDS, clock=CLOCK, seal=True)
+        world.claim()
+    again = world.claim(seal=True)
     assert (again.manifest.status, again.guard.epoch) == (RegionStatus.SEALED, 3)
-    opened = claim(store, REGION, spec_id=2, codec=CODEC, ids=IDS, clock=CLOCK, opening={"a": 5})
+    opened = world.claim(spec_id=2, opening={"a": 5})
     assert (opened.manifest.status, opened.manifest.spec_id, opened.applied) == (RegionStatus.ACTIVE, 2, {"a": 5})
     for more in ({}, {"seal": True}):
         with raises(Resized):
-            claim(store, REGION, spec_id=1, codec=CODEC, ids=IDS, clock=CLOCK, **more)
-    assert claim(store, REGION, spec_id=2, codec=CODEC, ids=IDS, clock=CLOCK).applied == {"a": 5}
+            world.claim(**more)
+    assert world.claim(spec_id=2).applied == {"a": 5}
 
 
-def test_a_region_that_was_never_there_is_created_sealed() -> None:
-    store = MemoryStore()
-    claim(store, REGION, spec_id=1, codec=CODEC, ids=IDS, clock=CLOCK, seal=True)
+def test_a_region_that_was_never_there_is_created_sealed(world: LogWorld) -> None:
+    world.claim(seal=True)
     with pytest.raises(Sealed):
-        take(store)
-    claim(store, REGION, spec_id=2, codec=CODEC, ids=IDS, clock=CLOCK, opening={"a": 5})
-    assert claim(store, REGION, spec_id=2, codec=CODEC, ids=IDS, clock=CLOCK).applied == {"a": 5}
+        world.claim()
+    world.claim(spec_id=2, opening={"a": 5})
+    assert world.claim(spec_id=2).applied == {"a": 5}
 
 
-def test_entries_without_any_manifest_are_corruption() -> None:
-    store = MemoryStore()
-    writer(store, take(store)).append(rows(1), generation=1, applied={})
-    for key in store.list(manifest_prefix(REGION)):
-        store.delete(key)
+def test_lost_manifests_are_refused_before_anything_is_written(world: LogWorld) -> None:
+    world.open().append(rows(1), generation=1, applied={})
+    for key in world.store.list(manifest_prefix(REGION)):
+        world.store.delete(key)
     with raises(Corrupt):
-        take(store)
-
-
-def test_lost_manifests_are_refused_before_anything_is_written() -> None:
-    store = MemoryStore()
-    writer(store, take(store)).append(rows(1), generation=1, applied={})
-    for key in store.list(manifest_prefix(REGION)):
-        store.delete(key)
-    with raises(Corrupt):
-        take(store)
-    assert store.list("") == [entry_key(REGION, 1, "lance")]
+        world.claim()
+    assert list(world.contents()) == [entry_key(REGION, 1, "lance")]
 
 
 @pytest.mark.parametrize("region", ["new", "known"])
-def test_entries_of_the_other_format_are_refused_before_the_epoch_is_raised(region: str) -> None:
-    store = MemoryStore()
+def test_entries_of_the_other_format_are_refused_before_the_epoch_is_raised(world: LogWorld, region: str) -> None:
     if region == "known":
-        writer(store, take(store)).append(rows(1), generation=1, applied={})
-    store.put(entry_key(REGION, 2, "arrow"), b"")
-    before = sorted(store.list(""))
+        world.open().append(rows(1), generation=1, applied={})
+    world.store.put(entry_key(REGION, 2, "arrow"), b"")
+    before = world.contents()
     with raises(Corrupt):
-        take(store)
-    assert sorted(store.list("")) == before
-
-
-def snapshot(store: MemoryStore) -> dict[str, bytes]:
-    return {key: store.get(key) or b"" for key in store.list("")}
+        world.claim()
+    assert world.contents() == before
 
 
 @pytest.mark.parametrize("readers", [1, 4])
 @pytest.mark.parametrize("damage", ["cut short", "one bit", "empty"])
-def test_a_damaged_entry_in_the_middle_is_named_and_everything_left_as_it_is(damage: str, readers: int) -> None:
-    store, clock = Recording(), FakeClock()
-    first = writer(store, take(store))
-    for number in range(5):
-        first.append(rows(number), generation=1, applied={})
-    key = entry_key(REGION, 3, "lance")
-    whole = store.get(key) or b""
-    bad = {"cut short": whole[:-20], "one bit": bytes([whole[0] ^ 1]) + whole[1:], "empty": b""}[damage]
-    store.put(key, bad)
-    before = snapshot(store)
+def test_a_damaged_entry_in_the_middle_is_named_and_everything_left_as_it_is(
+    world: LogWorld, damage: str, readers: int
+) -> None:
+    put(world.open(), *range(5))
+    whole = world.entry(3)
+    world.rewrite(3, {"cut short": whole[:-20], "one bit": bytes([whole[0] ^ 1]) + whole[1:], "empty": b""}[damage])
+    before = world.contents()
     told: list[int] = []
-    store.calls.clear()
+    world.store.calls.clear()
     with raises(Corrupt):
-        claim(
-            store,
-            REGION,
-            spec_id=1,
-            codec=CODEC,
-            ids=IDS,
-            clock=clock,
-            options=WalOptions(readers=readers),
-            on_progress=lambda read, _: told.append(read),
-        )
-    assert store.calls.count("get wal/3") == 2  # read once beside the steps before replay, and once in the replay
-    assert clock.slept == []  # damage is permanent, so no read was retried
+        world.claim(options=WalOptions(readers=readers), on_progress=lambda read, _: told.append(read))
+    assert world.store.positions().count(3) == 2  # read once beside the steps before replay, and once in the replay
+    assert world.clock.slept == []  # damage is permanent, so no read was retried
     assert told == [1, 2]
-    left, hint = snapshot(store), f"{manifest_prefix(REGION)}version_hint.json"
+    left, hint = world.contents(), f"{manifest_prefix(REGION)}version_hint.json"
     assert {**left, hint: before[hint]}.items() >= before.items()
-    store.put(key, whole)
-    assert found(take(store)) == [0, 1, 2, 3, 4]
-
-
-def test_a_hole_in_the_log_stops_the_claim() -> None:
-    store = MemoryStore()
-    first = writer(store, take(store))
-    for number in range(3):
-        first.append(rows(number), generation=1, applied={})
-    store.delete(entry_key(REGION, 2, "lance"))
-    with raises(Corrupt):
-        take(store)
+    world.rewrite(3, whole)
+    assert found(world.claim()) == [0, 1, 2, 3, 4]
 
 
 # ---- the applied map -------------------------------------------------------------------------------------------------
@@ -301,24 +205,19 @@ class Forgetful(LanceCodec):
         return replace(header, applied=None) if header.entry_id in self.foreign else header
 
 
-def with_foreign(foreign: set[int], missing: set[int], replay_after: int, store: MemoryStore | None = None) -> Claim:
+def with_foreign(world: LogWorld, foreign: set[int], missing: set[int], replay_after: int) -> Claim:
     """Claim a region with four entries; each entry carries the applied map {"q": position}.
 
     The claim sees no map in the entries in `foreign`; the entries in `missing` are deleted.
     """
-    store = store or MemoryStore()
-    first = take(store)
+    first = world.claim()
     for position in range(1, 5):
         header = EntryHeader(1, 1, f"{position:032x}", {"q": position})
-        store.put(entry_key(REGION, position, "lance"), CODEC.encode(header, rows(position)))
-    ManifestStore(store, REGION).edit(
-        first.guard, lambda current: replace(current, replay_after=replay_after, last_seen=4)
-    )
-    for position in missing:
-        store.delete(entry_key(REGION, position, "lance"))
-    claimed = claim(store, REGION, spec_id=1, codec=Forgetful(*foreign), ids=IDS, clock=CLOCK)
-    sentinel = CODEC.header(store.get(entry_key(REGION, 5, "lance")) or b"")
-    assert sentinel.applied == claimed.applied
+        world.rewrite(position, CODEC.encode(header, rows(position)))
+    world.manifests.edit(first.guard, lambda current: replace(current, replay_after=replay_after, last_seen=4))
+    world.delete(*missing)
+    claimed = world.claim(codec=Forgetful(*foreign))
+    assert CODEC.header(world.entry(5)).applied == claimed.applied, "the sentinel carries the map"
     return claimed
 
 
@@ -334,289 +233,189 @@ def with_foreign(foreign: set[int], missing: set[int], replay_after: int, store:
     ],
 )
 def test_the_map_is_that_of_the_newest_entry_that_carries_one(
-    foreign: set[int], missing: set[int], replay_after: int, applied: dict[str, int]
+    world: LogWorld, foreign: set[int], missing: set[int], replay_after: int, applied: dict[str, int]
 ) -> None:
-    claimed = with_foreign(foreign, missing, replay_after)
+    claimed = with_foreign(world, foreign, missing, replay_after)
     assert claimed.applied == applied
     assert found(claimed) == list(range(replay_after + 1, 5))
 
 
-def test_a_hole_above_the_cursor_does_not_end_the_search_for_the_map() -> None:
-    store = MemoryStore()
+def test_a_hole_above_the_cursor_does_not_end_the_search_for_the_map(world: LogWorld) -> None:
     with raises(Corrupt):
-        with_foreign({4}, {3}, 2, store)
-    assert not store.exists(entry_key(REGION, 5, "lance"))  # a sentinel without the map would hide it for ever
+        with_foreign(world, {4}, {3}, 2)
+    assert 5 not in world.positions()  # a sentinel without the map would hide it for ever
 
 
-class Unlisted(MemoryStore):
+class Unlisted(ScriptedStore):
     """A store whose listings lag: they show no entry."""
 
     def list(self, prefix: str) -> list[str]:
         return [key for key in super().list(prefix) if parse_entry_key(key) is None]
 
 
-@pytest.mark.parametrize("make", [MemoryStore, Unlisted])
-def test_collected_entries_are_not_asked_for_nor_their_positions_used_again(make: Callable[[], MemoryStore]) -> None:
-    claimed = with_foreign(set(), {1, 2, 3}, 3, make())
+@pytest.mark.parametrize("make", [ScriptedStore, Unlisted])
+def test_collected_entries_are_not_asked_for_nor_their_positions_used_again(make: Callable[[], ScriptedStore]) -> None:
+    claimed = with_foreign(LogWorld(store=make()), set(), {1, 2, 3}, 3)
     assert (found(claimed), claimed.applied, claimed.next_position) == ([4], {"q": 4}, 6)
 
 
 # ---- storage that is not there at times ------------------------------------------------------------------------------
 
 
-class Unavailable(FailingReads):
-    """A store whose next `failures` reads fail."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.failures, self.calls = 0, 0
-        self.error: Exception = StoreUnavailable("storage answered 503")
-
-    def fail(self) -> None:
-        self.calls += 1
-        if self.failures:
-            self.failures -= 1
-            raise self.error
-
-
 @pytest.mark.parametrize("failures", [1, 5])
 @pytest.mark.parametrize("readers", [1, 4])
 def test_a_read_that_fails_for_a_moment_does_not_fail_the_claim(failures: int, readers: int) -> None:
     """The failure happens at each read of the claim in turn."""
-    options, at = WalOptions(readers=readers), 0
-    while True:
-        store, clock = Unavailable(), FakeClock()
-        first = writer(store, take(store))
+    for at in itertools.count():
+        world = LogWorld()
+        first = world.open()
         for number in range(3):
-            first.append(rows(number), generation=1, applied={"q": number})
-        armed = store.calls + at
-
-        def fail(store: Unavailable = store, armed: int = armed) -> None:
-            store.calls += 1
-            if armed < store.calls <= armed + failures:
-                raise store.error
-
-        store.fail = fail  # type: ignore[method-assign]
-        claimed = claim(store, REGION, spec_id=1, codec=CODEC, ids=IDS, clock=clock, options=options)
+            put(first, number, applied={"q": number})
+        world.store.fail_reads(StoreUnavailable("storage answered 503"), failures, after=at)
+        claimed = world.claim(options=WalOptions(readers=readers))
         assert (found(claimed), claimed.applied, claimed.next_position) == ([0, 1, 2], {"q": 2}, 5)
-        if not clock.slept:
+        if not world.clock.slept:
             break
-        at += 1
     assert at >= 10  # reads of a claim of three entries
 
 
-def test_reads_that_keep_failing_end_within_the_budget() -> None:
-    store, clock = Unavailable(), FakeClock()
-    store.failures = 10**9
+def test_reads_that_keep_failing_end_within_the_budget(world: LogWorld) -> None:
+    world.store.fail_reads(StoreUnavailable("storage answered 503"))
     with raises(StoreUnavailable):
-        claim(store, REGION, spec_id=1, codec=CODEC, ids=IDS, clock=clock)
-    assert 15 < clock.monotonic() <= 30
-    assert store.calls < 50  # no spinning
-    assert MemoryStore.list(store, "") == []
+        world.claim()
+    assert 15 < world.clock.monotonic() <= 30
+    assert len(world.store.calls) < 50  # no spinning
+    assert {call for call, _ in world.store.calls} <= READS
 
 
-def test_a_refusal_is_not_tried_again() -> None:
-    store, clock = Unavailable(), FakeClock()
-    store.failures, store.error = 10**9, StoreRefused("no permission to list")
+def test_a_refusal_is_not_tried_again(world: LogWorld) -> None:
+    world.store.fail_reads(StoreRefused("no permission to list"))
     with raises(StoreRefused):
-        claim(store, REGION, spec_id=1, codec=CODEC, ids=IDS, clock=clock)
-    assert (clock.slept, store.calls) == ([], 1)
+        world.claim()
+    assert (world.clock.slept, len(world.store.calls)) == ([], 1)
 
 
 # ---- races -----------------------------------------------------------------------------------------------------------
 
 
-class At(MemoryStore):
-    """Runs `then` just before the first put-if-absent of a key that `when` accepts."""
-
-    def __init__(self, when: Callable[[str], bool], then: Callable[[ObjectStore], object]) -> None:
-        super().__init__()
-        self.when, self.then, self.armed = when, then, False
-
-    def put_if_absent(self, key: str, data: bytes) -> PutOutcome:
-        if self.armed and self.when(key):
-            self.armed = False
-            self.then(self)
-        return super().put_if_absent(key, data)
-
-
-def is_entry(key: str) -> bool:
-    return parse_entry_key(key) is not None
-
-
-def is_manifest(key: str) -> bool:
-    return parse_manifest_key(key) is not None
-
-
-def test_an_append_that_beats_the_sentinel_is_replayed() -> None:
-    store = At(is_entry, lambda _: older.append(rows(1), generation=1, applied={"q": 1}))
-    older = writer(store, take(store))
-    store.armed = True
-    claimed = take(store)
+def test_an_append_that_beats_the_sentinel_is_replayed(world: LogWorld) -> None:
+    older = world.open()
+    world.store.run_once("put_if_absent", "/wal/", lambda: put(older, 1, applied={"q": 1}))
+    claimed = world.claim()
     assert (found(claimed), claimed.applied, claimed.next_position) == ([1], {"q": 1}, 3)
     with pytest.raises(Fenced):
-        older.append(rows(2), generation=1, applied={})
+        put(older, 2)
 
 
-def test_an_append_that_learns_of_the_fence_after_it_wrote_has_an_unknown_outcome() -> None:
+def test_an_append_that_learns_of_the_fence_after_it_wrote_has_an_unknown_outcome(world: LogWorld) -> None:
     """The newer writer replays the entry if its sentinel lands behind the entry, so the older writer must not report
     `Fenced`: on a fence a client sends the rows again, as rows that were not applied."""
-    told: list[BaseException] = []
+    older, told = world.open(), list[BaseException]()
 
-    def append(_: ObjectStore) -> None:
-        clock.advance(60.0)  # so that the manifest is read again before the ack
+    def append() -> None:
+        world.clock.advance(60.0)  # so that the manifest is read again before the ack
         with raises(OutcomeUnknown) as caught:
-            older.append(rows(1), generation=1, applied={"q": 1})
+            put(older, 1, applied={"q": 1})
         told.append(caught.value)
 
-    store, clock = At(is_entry, append), FakeClock()
-    older = WalAppender(store, REGION, (first := take(store)).guard, CODEC, first.next_position, IDS, clock)
-    store.armed = True
-    assert found(take(store)) == [1]
+    world.store.run_once("put_if_absent", "/wal/", append)
+    assert found(world.claim()) == [1]
     assert len(told) == 1
     with pytest.raises(Fenced):
-        older.append(rows(2), generation=1, applied={})
+        put(older, 2)
 
 
-def test_a_claim_overtaken_before_its_sentinel_is_fenced() -> None:
+def test_a_claim_overtaken_before_its_sentinel_is_fenced(world: LogWorld) -> None:
+    world.claim()
     newer: list[Claim] = []
-    store = At(is_entry, lambda inner: newer.append(take(inner)))
-    take(store)
-    store.armed = True
+    world.store.run_once("put_if_absent", "/wal/", lambda: newer.append(world.claim()))
     with raises(Fenced):
-        take(store)
-    assert writer(store, newer[0]).append(rows(1), generation=1, applied={}) == newer[0].next_position
-    assert found(take(store)) == [1]
+        world.claim()
+    put(world.writer(newer[0]), 1)
+    assert world.positions()[-1] == newer[0].next_position
+    assert found(world.claim()) == [1]
 
 
-def test_a_first_claim_that_finds_the_sentinel_of_the_next_one_is_fenced() -> None:
-    class Overtaken(MemoryStore):
-        armed = True
-
-        def exists(self, key: str) -> bool:
-            if self.armed and is_entry(key):
-                self.armed = False
-                take(self)
-            return super().exists(key)
-
+def test_a_first_claim_that_finds_the_sentinel_of_the_next_one_is_fenced(world: LogWorld) -> None:
+    world.store.run_once("exists", "/wal/", world.claim)
     with raises(Fenced):
-        take(Overtaken())
+        world.claim()
 
 
-def test_a_claim_that_loses_the_manifest_takes_the_next_epoch() -> None:
+def test_a_claim_that_loses_the_manifest_takes_the_next_epoch(world: LogWorld) -> None:
+    world.claim()
     newer: list[Claim] = []
-    store = At(is_manifest, lambda inner: newer.append(take(inner)))
-    take(store)
-    store.armed = True
-    assert take(store).guard.epoch == 3
+    world.store.run_once("put_if_absent", "/manifest/", lambda: newer.append(world.claim()))
+    assert world.claim().guard.epoch == 3
     with raises(Fenced):
-        writer(store, newer[0]).append(rows(1), generation=1, applied={})
+        put(world.writer(newer[0]), 1)
 
 
-@pytest.mark.parametrize("make", [lambda path: MemoryStore(), LocalStore], ids=["memory", "local"])
+@pytest.mark.parametrize("make", [lambda path: ScriptedStore(), LocalStore], ids=["memory", "local"])
 def test_of_many_racing_claims_one_owns_the_region(make: Callable[[Path], ObjectStore], tmp_path: Path) -> None:
-    store = make(tmp_path)
-    start = threading.Barrier(6)
-    claims: list[Claim] = []
-    fenced: list[Fenced] = []
+    world, claims, fenced = LogWorld(store=make(tmp_path)), list[Claim](), list[Fenced]()
 
     def race() -> None:
-        start.wait()
         try:
-            claims.append(take(store))
+            claims.append(world.claim())
         except Fenced as error:
             fenced.append(error)
 
-    threads = [threading.Thread(target=race) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*[race] * 6)
     epochs = [each.guard.epoch for each in claims] + [each.ours for each in fenced]
     assert len(set(epochs)) == 6  # a claim that does not know whether its manifest was written takes another epoch
     won = []
     for claimed in claims:
-        try:
-            writer(store, claimed).append(rows(claimed.guard.epoch), generation=1, applied={})
+        with suppress(Fenced):
+            put(world.writer(claimed), claimed.guard.epoch)
             won.append(claimed.guard.epoch)
-        except Fenced:
-            continue
     assert won == [max(epochs)]
-    assert found(take(store)) == won
+    assert found(world.claim()) == won
 
 
-def test_the_order_of_store_calls() -> None:
-    """Rewrite the golden transcript with MEMWAL_REWRITE_GOLDEN=1, and read the difference before you commit it."""
-    store = Recording()
+def test_the_order_of_store_calls(world: LogWorld) -> None:
     transcript = []
     for title in ("new region: claim, append", "next claim: claim, append"):
-        claimed = take(store)
-        writer(store, claimed).append(rows(1), generation=1, applied={})
-        transcript += [f"# {title}", *store.calls, ""]
-        store.calls.clear()
+        put(world.open(), 1)
+        transcript += [f"# {title}", *world.store.transcript(), ""]
+        world.store.calls.clear()
     text = "\n".join(transcript)
-    if os.environ.get("MEMWAL_REWRITE_GOLDEN"):
-        GOLDEN.write_text(text)
-    assert text == GOLDEN.read_text()
+    assert text == golden("wal/claim_and_append.txt", text).decode()
 
 
-class Together(MemoryStore):
-    """Answers each call of `pairs` only after the other call of its pair has begun: the two must run concurrently."""
-
-    def __init__(self, pairs: Sequence[tuple[str, str]]) -> None:
-        super().__init__()
-        self.begun: dict[str, threading.Event] = {call: threading.Event() for pair in pairs for call in pair}
-        self.other = {call: self.begun[other] for pair in pairs for call, other in (pair, pair[::-1])}
-        self.alone: list[str] = []
-
-    def meet(self, call: str) -> None:
-        if call in self.begun:
-            self.begun[call].set()
-            if not self.other[call].wait(10):
-                self.alone.append(call)
-
-    def list_some(self, prefix: str, most: int) -> list[str]:
-        self.meet(f"list {prefix}")
-        return super().list_some(prefix, most)
-
-    def get(self, key: str) -> bytes | None:
-        self.meet(f"get {key}")
-        return super().get(key)
-
-    def put_if_absent(self, key: str, data: bytes) -> PutOutcome:
-        self.meet(f"put {key}")
-        return super().put_if_absent(key, data)
-
-
-def test_a_claim_asks_at_once_what_need_not_wait() -> None:
-    """On object storage the time of a claim is the time of its longest chain of dependent requests."""
+def test_a_claim_asks_at_once_what_need_not_wait(world: LogWorld) -> None:
+    """On object storage the time of a claim is the time of its longest chain of dependent requests. Each of two calls
+    is answered only after the other one has begun."""
     manifests, sentinel = manifest_prefix(REGION), 81
     pairs = [
         (f"list {wal_prefix(REGION)}", f"get {manifests}version_hint.json"),
-        (f"put {manifest_key(REGION, 2)}", f"get {entry_key(REGION, 20, 'lance')}"),
-        (f"put {manifest_key(REGION, 3)}", f"get {entry_key(REGION, sentinel - 2, 'lance')}"),
+        (f"put_if_absent {manifest_key(REGION, 2)}", f"get {entry_key(REGION, 20, 'lance')}"),
+        (f"put_if_absent {manifest_key(REGION, 3)}", f"get {entry_key(REGION, sentinel - 2, 'lance')}"),
     ]
-    store = Together([])
-    first = writer(store, take(store))
-    for number in range(sentinel - 1):
-        first.append(rows(number), generation=1, applied={})
-    together = Together(pairs)
-    for key in store.list(""):
-        together.put(key, store.get(key) or b"")
-    options = WalOptions(readers=8)
-    claimed = claim(together, REGION, spec_id=1, codec=CODEC, ids=IDS, clock=FakeClock(), options=options)
+    begun = {call: threading.Event() for pair in pairs for call in pair}
+    other = {call: begun[second] for pair in pairs for call, second in (pair, pair[::-1])}
+    alone: list[str] = []
+
+    def meet(name: str, key: str) -> None:
+        if (call := f"{name} {key}") in begun:
+            begun[call].set()
+            if not other[call].wait(10):
+                alone.append(call)
+
+    put(world.open(), *range(sentinel - 1))
+    world.store.before = meet
+    claimed = world.claim(options=WalOptions(readers=8))
     assert claimed.next_position == sentinel + 1
     assert found(claimed) == list(range(sentinel - 1))
-    assert together.alone == []
+    assert alone == []
+    assert all(event.is_set() for event in begun.values())
 
 
 def test_claims_with_one_seed_write_the_same_keys() -> None:
     def run() -> list[str]:
-        store, ids = MemoryStore(), SeededIds(3)
+        world = LogWorld()
         for _ in range(3):
-            claim(store, REGION, spec_id=1, codec=CODEC, ids=ids, clock=FakeClock())
-        manifest = ManifestStore(store, REGION).latest()
-        assert manifest is not None
-        return [*store.list(""), manifest.edit_id]
+            world.claim()
+        return [*world.contents(), world.latest().edit_id]
 
     assert run() == run()

@@ -9,80 +9,36 @@ from dataclasses import replace
 import pytest
 
 from memwal.wal import (
-    Claim,
     Corrupt,
     Fenced,
     Known,
-    ManifestStore,
     OutcomeUnknown,
-    PutOutcome,
     Released,
     Sealed,
     SystemIds,
-    WalAppender,
     WalOptions,
     bucket_region,
-    claim,
 )
-from memwal.wal.layout import manifest_key, parse_entry_key, parse_manifest_key
-from tests.log_rows import CODEC, rows
+from memwal.wal.layout import manifest_key
+from tests.log_rows import rows
 from tests.messages import raises
-from tests.support.clock import FakeClock
-from tests.support.memory_store import MemoryStore
+from tests.support.log_world import LogWorld, found
+from tests.support.scripted_store import ScriptedStore
 
 REGION = bucket_region(0)
 LEASE = WalOptions(read_lease=2.0)
 
 
-class Noting(MemoryStore):
-    """Records the calls, with positions and versions as numbers instead of reversed binary."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[str] = []
-
-    def note(self, call: str, key: str) -> None:
-        parsed = parse_entry_key(key) or parse_manifest_key(key)
-        self.calls.append(f"{call} {key.split('/')[2]}{f'/{parsed[1]}' if parsed else ''}")
-
-    def get(self, key: str) -> bytes | None:
-        self.note("get", key)
-        return super().get(key)
-
-    def exists(self, key: str) -> bool:
-        self.note("exists", key)
-        return super().exists(key)
-
-    def list_some(self, prefix: str, most: int) -> list[str]:
-        self.note("list", prefix)
-        return super().list_some(prefix, most)
-
-    def put_if_absent(self, key: str, data: bytes) -> PutOutcome:
-        self.note("put_if_absent", key)
-        return super().put_if_absent(key, data)
-
-
 class Owner:
     """A claim of the region, and its log."""
 
-    def __init__(self, store: MemoryStore, known: Known | None = None, options: WalOptions = LEASE) -> None:
-        self.store, self.clock = store, FakeClock()
-        self.claimed: Claim = claim(
-            store,
-            REGION,
-            spec_id=1,
-            codec=CODEC,
-            ids=SystemIds(),
-            clock=self.clock,
-            known=known,
-            options=options,
-            settle=False,
-        )
-        self.epoch, self.found = self.claimed.guard.epoch, _found(self.claimed)
-        self.manifest, self.manifests = self.claimed.manifest, ManifestStore(store, REGION, clock=self.clock)
-        self._log = WalAppender(
-            store, REGION, self.claimed.guard, CODEC, self.claimed.next_position, SystemIds(), self.clock
-        )
+    def __init__(self, store: ScriptedStore, known: Known | None = None, options: WalOptions = LEASE) -> None:
+        world = LogWorld(store=store)
+        world.ids = SystemIds()
+        self.store, self.clock, self.manifests = store, world.clock, world.manifests
+        self.claimed = world.claim(known=known, options=options, settle=False)
+        self.epoch, self.found, self.manifest = self.claimed.guard.epoch, found(self.claimed), self.claimed.manifest
+        self._log = world.writer(self.claimed)
 
     def put(self, *ids: int) -> None:
         self._log.append(rows(*ids), generation=1, applied={"p": ids[-1]})
@@ -103,18 +59,14 @@ class Owner:
         return max(0.0, self.claimed.others_read_until - self.clock.monotonic())
 
 
-def _found(claimed: Claim) -> list[int]:
-    return [each for entry in claimed.entries for each in entry.rows["id"].to_pylist()]
-
-
 def test_what_was_told_is_not_asked_for() -> None:
-    store = Noting()
+    store = ScriptedStore()
     former = Owner(store)
     former.put(1, 2)
     former.put(3)
     store.calls.clear()
     owner = Owner(store, former.told)
-    assert store.calls == [
+    assert store.transcript() == [
         "get wal/2",
         "get wal/1",
         "get wal/2",
@@ -128,16 +80,6 @@ def test_what_was_told_is_not_asked_for() -> None:
         former.put(4)
     owner.put(5)
     assert Owner(store).found == [1, 2, 3, 5]
-
-
-def test_an_empty_log_and_a_flushed_one() -> None:
-    store = Noting()
-    second = Owner(store, Owner(store).told)
-    assert (second.epoch, second.found, second.claimed.next_position) == (2, [], 2)
-    second.put(1)
-    second.flush()
-    third = Owner(store, second.told)
-    assert (third.epoch, third.found, third.claimed.applied) == (3, [], {"p": 1})
 
 
 def _claimed(former: Owner) -> None:
@@ -168,7 +110,7 @@ def _pruned(former: Owner) -> None:
 
 @pytest.mark.parametrize("happens", [_claimed, _claimed_and_died, _edited, _pruned])
 def test_what_is_old_is_left_aside(happens: Callable[[Owner], None]) -> None:
-    store = MemoryStore()
+    store = ScriptedStore()
     former = Owner(store)
     former.put(1)
     former.put(2)
@@ -185,11 +127,11 @@ def test_what_is_old_is_left_aside(happens: Callable[[Owner], None]) -> None:
 
 
 def test_a_seal_in_between_is_seen() -> None:
-    store = MemoryStore()
+    store = ScriptedStore()
     former = Owner(store)
     former.put(1)
     told = former.told
-    claim(store, REGION, spec_id=1, codec=CODEC, ids=SystemIds(), clock=FakeClock(), seal=True)
+    LogWorld(store=store).claim(seal=True)
     with pytest.raises(Sealed):
         Owner(store, told)
 
@@ -197,7 +139,7 @@ def test_a_seal_in_between_is_seen() -> None:
 def test_a_publication_that_the_owner_knows_nothing_of_is_found() -> None:
     """The answer to the publication was lost, and the generation was committed: the manifest that the former owner
     reports is too old for the table."""
-    store = MemoryStore()
+    store = ScriptedStore()
     former = Owner(store)
     former.put(1)
     told = replace(former.told, committed=1)
@@ -205,31 +147,18 @@ def test_a_publication_that_the_owner_knows_nothing_of_is_found() -> None:
     assert Owner(store, told).found == []
 
 
-def test_entries_behind_the_position_told_are_found() -> None:
-    store = MemoryStore()
-    former = Owner(store)
-    former.put(1)
-    told = former.told
-    former.put(2)
-    former.put(3)
-    owner = Owner(store, told)
-    assert (owner.epoch, owner.found) == (2, [1, 2, 3])
-
-
 def test_a_log_that_ends_below_the_position_told_is_corrupt() -> None:
-    store = MemoryStore()
+    store = ScriptedStore()
     former = Owner(store)
     former.put(1)
     former.put(2)
-    for key in store.list(""):
-        if (entry := parse_entry_key(key)) is not None and entry.position == 2:
-            store.delete(key)
+    LogWorld(store=store).delete(2)
     with raises(Corrupt):
         Owner(store, former.told)
 
 
 def test_an_answer_goes_through_a_message() -> None:
-    former = Owner(MemoryStore())
+    former = Owner(ScriptedStore())
     former.put(1)
     released = former.told.released
     assert released is not None
@@ -246,7 +175,7 @@ def test_an_answer_goes_through_a_message() -> None:
 def test_who_was_told_finds_what_others_find(seed: int, readers: int) -> None:
     """Claimers use the report of a former owner at once, late, twice or never, while others claim, flush and edit the
     manifest."""
-    rng, store, options = random.Random(seed), MemoryStore(), WalOptions(readers=readers, read_lease=1.0)
+    rng, store, options = random.Random(seed), ScriptedStore(), WalOptions(readers=readers, read_lease=1.0)
     owner, acked, told = Owner(store, options=options), list[int](), list[Known]()
     for number in range(80):
         step = rng.choice(["put", "put", "put", "tell", "claim", "flush", "edit"])

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from memwal import wal
 from memwal.wal.retries import CLOCK_RATE
+from tests.log_rows import CODEC, SCHEMA
 from tests.messages import raises
 from tests.support.clock import FakeClock
 from tests.support.memory_store import MemoryStore
 
 REGION = wal.bucket_region(0)
-SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("_tombstone", pa.bool_(), nullable=False)])
 LEASE = 0.5
 
 
@@ -23,21 +23,13 @@ class Machine:
 
     def __init__(self, store: wal.ObjectStore, codec: wal.EntryCodec | None = None, lease: float = LEASE) -> None:
         self.store, self.clock, self.ids = store, FakeClock(), wal.SystemIds()
-        self.codec = codec or wal.LanceCodec(SCHEMA)
+        self.codec = codec or CODEC
         self.options = wal.WalOptions(read_lease=lease)
         self.manifests = wal.ManifestStore(store, REGION, clock=self.clock)
 
-    def claim(self, **more: object) -> wal.Claim:
-        return wal.claim(
-            self.store,
-            REGION,
-            spec_id=1,
-            codec=self.codec,
-            ids=self.ids,
-            clock=self.clock,
-            options=self.options,
-            **more,
-        )  # type: ignore[arg-type]
+    def claim(self, **more: Any) -> wal.Claim:
+        given = {"spec_id": 1, "codec": self.codec, "ids": self.ids, "clock": self.clock, "options": self.options}
+        return wal.claim(self.store, REGION, **(given | more))
 
     def lease(self, claim: wal.Claim) -> wal.ReadLease:
         return wal.ReadLease(claim.guard, self.manifests, claim.manifest, self.clock)
@@ -104,33 +96,27 @@ def test_the_clock_by_which_more_time_has_passed_counts(store: wal.ObjectStore) 
     machine = Machine(store)
     lease = machine.lease(machine.claim())
     lease.prove()
-    machine.clock._start += LEASE  # suspended: the monotonic clock stood still, the wall clock did not
+    machine.clock.start += LEASE  # suspended: the monotonic clock stood still, the wall clock did not
     assert not lease.covers(lease.ticket())
     lease.prove()
-    machine.clock._start -= 1000.0
+    machine.clock.start -= 1000.0
     machine.clock.advance(LEASE)
     assert not lease.covers(lease.ticket())
 
 
-def test_who_ends_in_order_is_not_waited_for(store: wal.ObjectStore) -> None:
-    older, newer = Machine(store), Machine(store)
-    claimed = older.claim()
-    lease = older.lease(claimed)
-    lease.prove()
-    lease.end()
-    assert not lease.covers(lease.ticket())
-    older.release(claimed)
-    assert newer.waits(newer.claim()) == 0
-
-
-def test_who_told_the_claimer_that_it_ended_is_not_waited_for(store: wal.ObjectStore) -> None:
+@pytest.mark.parametrize("told", [False, True], ids=["on storage", "to the claimer"])
+def test_who_says_that_it_has_ended_is_not_waited_for(store: wal.ObjectStore, told: bool) -> None:
     older, newer = Machine(store), Machine(store)
     lease = older.lease(claimed := older.claim())
     lease.prove()
     lease.end()
     assert not lease.covers(lease.ticket())
-    known = wal.Known(released=wal.Released(claimed.manifest, position=0))
-    assert newer.waits(newer.claim(known=known)) == 0
+    if told:
+        claim = newer.claim(known=wal.Known(released=wal.Released(claimed.manifest, position=0)))
+    else:
+        older.release(claimed)
+        claim = newer.claim()
+    assert newer.waits(claim) == 0
 
 
 def test_who_claimed_after_the_one_that_ended_is_waited_for(store: wal.ObjectStore) -> None:
@@ -153,11 +139,9 @@ def test_a_resize_passes_the_lease_on_until_it_has_waited(store: wal.ObjectStore
     owner.claim()
     sealed = resizer.claim(seal=True)
     assert resizer.waits(sealed) == pytest.approx(CLOCK_RATE * LEASE)
-    opening = wal.claim(store, REGION, spec_id=2, codec=resizer.codec, ids=resizer.ids, clock=resizer.clock, opening={})
-    assert opening.manifest.read_lease == 0
+    assert resizer.claim(spec_id=2, opening={}, options=None).manifest.read_lease == 0
     newest.clock.advance(10)
-    claimed = wal.claim(store, REGION, spec_id=2, codec=newest.codec, ids=newest.ids, clock=newest.clock)
-    assert newest.waits(claimed) == 0
+    assert newest.waits(newest.claim(spec_id=2, options=None)) == 0
 
 
 def test_an_arrow_table_has_no_leases(store: wal.ObjectStore) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import replace
 
 import pyarrow as pa
@@ -15,40 +14,16 @@ from memwal.wal.replay import replay
 from tests.log_rows import CODEC, SCHEMA
 from tests.messages import raises
 from tests.support.memory_store import MemoryStore
+from tests.support.scripted_store import READS, ScriptedStore
 
 REGION = bucket_region(1)
-
-
-class Noting(MemoryStore):
-    """A store that records its reads, and runs `before` ahead of each of them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.reads: list[str] = []
-        self.before: Callable[[str], None] = lambda key: None
-
-    def _noted(self, kind: str, key: str) -> None:
-        self.reads.append(kind)
-        self.before(key)
-
-    def get(self, key: str) -> bytes | None:
-        self._noted("get", key)
-        return super().get(key)
-
-    def exists(self, key: str) -> bool:
-        self._noted("exists", key)
-        return super().exists(key)
-
-    def list_some(self, prefix: str, most: int) -> list[str]:
-        self._noted("list", prefix)
-        return super().list_some(prefix, most)
 
 
 class Log:
     """The log and the manifests of a region, written by hand; the id of each row is its position."""
 
     def __init__(self) -> None:
-        self.store = Noting()
+        self.store = ScriptedStore()
         self.manifests = ManifestStore(self.store, REGION)
         first = self.manifests.create(None, RegionManifest(1, 1, REGION, 1))
         assert first is not None
@@ -106,23 +81,27 @@ def test_looks_together_return_what_one_replay_does(seed: int) -> None:
     assert log.looked() == []
 
 
+def reads(log: Log) -> list[str]:
+    return [call for call, _ in log.store.calls if call in READS]
+
+
 def test_an_unchanged_look_is_three_requests_and_a_changed_one_a_read_of_each_new_entry_more() -> None:
     log = Log().entry().entry()
     assert log.begun() == [1, 2]
-    log.store.reads.clear()
+    log.store.calls.clear()
     assert log.looked() == []
-    assert log.store.reads == ["get", "exists", "get"]
+    assert reads(log) == ["get", "exists", "get"]
     log.entry()
-    log.store.reads.clear()
+    log.store.calls.clear()
     assert log.looked() == [3]
-    assert log.store.reads == ["get", "get", "exists", "get"]
+    assert reads(log) == ["get", "get", "exists", "get"]
     for _ in range(100):
         log.entry()
-    log.store.reads.clear()
+    log.store.calls.clear()
     assert log.looked() == list(range(4, 104))
-    assert log.store.reads.count("get") == 101
-    assert log.store.reads.count("exists") < 16
-    assert "list" not in log.store.reads
+    assert reads(log).count("get") == 101
+    assert reads(log).count("exists") < 16
+    assert "list" not in reads(log)
 
 
 def test_entries_that_were_flushed_and_collected_before_the_look_are_not_taken_for_never_written() -> None:
@@ -141,13 +120,11 @@ def test_the_same_between_the_two_requests_of_one_look() -> None:
     log = Log().entry()
     assert log.begun() == [1]
 
-    def meanwhile(key: str) -> None:
-        if "/manifest/" in key:
-            log.store.before = lambda key: None
-            log.entry().entry().edit(replay_after=2, current_generation=2)
-            log.collect()
+    def meanwhile() -> None:
+        log.entry().entry().edit(replay_after=2, current_generation=2)
+        log.collect()
 
-    log.store.before = meanwhile
+    log.store.run_once("exists", "/manifest/", meanwhile)
     with pytest.raises(Overtaken):
         log.looked()
     assert log.begun() == [3]

@@ -13,15 +13,10 @@ from dataclasses import replace
 import pytest
 
 from memwal.wal import (
-    Claim,
     Corrupt,
     LogTail,
-    ManifestStore,
     Overtaken,
-    WalAppender,
     WalCollector,
-    bucket_region,
-    claim,
     read_tail,
 )
 from memwal.wal.errors import AnotherLog
@@ -29,10 +24,8 @@ from memwal.wal.layout import entry_key, manifest_key
 from memwal.wal.records import Entry
 from tests.log_rows import CODEC, rows
 from tests.messages import raises
-from tests.support.clock import FakeClock, SeededIds
-from tests.support.memory_store import MemoryStore
+from tests.support.log_world import REGION, LogWorld, put
 
-REGION = bucket_region(0)
 REPLACED = "deleted and made anew"
 
 
@@ -41,29 +34,24 @@ class Place:
 
     def __init__(self, claims: int, appends: int) -> None:
         """The old table was claimed `claims` times, and its last writer has appended `appends` entries."""
-        self.store, self.clock, self._ids = MemoryStore(), FakeClock(), SeededIds(7)
+        world = LogWorld()
+        self.store, self.clock, self.claimed, self.writer = world.store, world.clock, world.claim, world.writer
         for _ in range(claims):
             claimed = self.claimed()
         self.former, self.old = claimed.manifest, self.writer(claimed)
         for number in range(appends):
-            self.old.append(rows(number), generation=1, applied={"old": number})
+            put(self.old, number, applied={"old": number})
         self.former_tail = LogTail(self.store, REGION, CODEC, clock=self.clock)
         self.former_tail.begin()
         for key in self.store.list(""):
             self.store.delete(key)
-        self.manifests = ManifestStore(self.store, REGION, clock=self.clock)
+        self.manifests = world.manifests
         claimed = self.claimed()
         self.guard, self.new = claimed.guard, self.writer(claimed)
         self.put(100)
 
-    def claimed(self) -> Claim:
-        return claim(self.store, REGION, spec_id=1, codec=CODEC, ids=self._ids, clock=self.clock)
-
-    def writer(self, claimed: Claim) -> WalAppender:
-        return WalAppender(self.store, REGION, claimed.guard, CODEC, claimed.next_position, self._ids, self.clock)
-
     def put(self, key: int) -> None:
-        self.new.append(rows(key), generation=1, applied={"new": key})
+        put(self.new, key, applied={"new": key})
 
     def flush(self) -> None:
         upto = self.new.next_position - 1

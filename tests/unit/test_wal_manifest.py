@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import uuid
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +25,8 @@ from memwal.wal import (
 from memwal.wal.layout import manifest_key, version_hint_key
 from tests.messages import raises
 from tests.support.clock import FakeClock, SeededIds
-from tests.support.memory_store import MemoryStore
+from tests.support.interpose import in_threads
+from tests.support.scripted_store import ScriptedStore
 
 REGION = bucket_region(0)
 FIRST = RegionManifest(version=1, writer_epoch=1, region_id=REGION)
@@ -113,12 +113,12 @@ def test_what_is_no_manifest_is_corrupt(data: bytes) -> None:
 
 
 @pytest.fixture
-def store() -> MemoryStore:
-    return MemoryStore()
+def store() -> ScriptedStore:
+    return ScriptedStore()
 
 
 @pytest.fixture
-def manifests(store: MemoryStore) -> ManifestStore:
+def manifests(store: ScriptedStore) -> ManifestStore:
     return ManifestStore(store, REGION, ids=SeededIds(), clock=FakeClock())
 
 
@@ -137,31 +137,7 @@ def test_no_version_yet(manifests: ManifestStore) -> None:
         manifests.edit_unowned(lambda found: found)
 
 
-@pytest.mark.parametrize(
-    "hint",
-    [
-        None,
-        b'{"version":1}',
-        b'{"version":3}',
-        b'{"version":99}',
-        b"",
-        b"{",
-        b"[]",
-        b'{"version":"x"}',
-        b'{"version":0}',
-    ],
-)
-def test_no_hint_can_hide_the_newest_version(store: MemoryStore, manifests: ManifestStore, hint: bytes | None) -> None:
-    newest = grow(manifests, 5)
-    assert store.get(version_hint_key(REGION)) == b'{"version":5,"edit":"%s"}' % newest.edit_id.encode()
-    store.delete(version_hint_key(REGION))
-    if hint is not None:
-        store.put(version_hint_key(REGION), hint)
-    assert manifests.latest() == newest
-    assert newest.last_seen == 5
-
-
-def test_old_versions_may_be_gone(store: MemoryStore, manifests: ManifestStore) -> None:
+def test_old_versions_may_be_gone(store: ScriptedStore, manifests: ManifestStore) -> None:
     newest = grow(manifests, 5)
     for version in (1, 2, 3):
         store.delete(manifest_key(REGION, version))
@@ -169,7 +145,7 @@ def test_old_versions_may_be_gone(store: MemoryStore, manifests: ManifestStore) 
     assert manifests.latest() == newest
 
 
-def test_a_manifest_under_the_wrong_name_is_corrupt(store: MemoryStore, manifests: ManifestStore) -> None:
+def test_a_manifest_under_the_wrong_name_is_corrupt(store: ScriptedStore, manifests: ManifestStore) -> None:
     store.put(manifest_key(REGION, 2), grow(manifests, 1).encode())
     with raises(Corrupt):
         manifests.latest()
@@ -178,7 +154,7 @@ def test_a_manifest_under_the_wrong_name_is_corrupt(store: MemoryStore, manifest
 # ---- create and edit ------------------------------------------------------------------------------------------------
 
 
-def test_create_tells_that_another_writer_took_the_version(store: MemoryStore, manifests: ManifestStore) -> None:
+def test_create_tells_that_another_writer_took_the_version(store: ScriptedStore, manifests: ManifestStore) -> None:
     current = grow(manifests, 1)
     proposed = replace(current, version=2, writer_epoch=2)
     assert manifests.create(current, proposed) is not None
@@ -186,17 +162,17 @@ def test_create_tells_that_another_writer_took_the_version(store: MemoryStore, m
     assert other.create(current, proposed) is None
 
 
-def test_a_hint_that_cannot_be_written_is_harmless() -> None:
-    class NoHints(MemoryStore):
-        def put(self, key: str, data: bytes) -> None:
+def test_a_hint_that_cannot_be_written_is_harmless(store: ScriptedStore, manifests: ManifestStore) -> None:
+    def no_hints(call: str, key: str) -> None:
+        if call == "put":
             raise StoreRefused(f"{key}: no hints today")
 
-    manifests = ManifestStore(NoHints(), REGION, ids=SeededIds(), clock=FakeClock())
+    store.before = no_hints
     assert manifests.latest() is None
     assert grow(manifests, 3) == manifests.latest()
 
 
-def test_edits_from_many_threads_all_get_in(store: MemoryStore, manifests: ManifestStore) -> None:
+def test_edits_from_many_threads_all_get_in(store: ScriptedStore, manifests: ManifestStore) -> None:
     grow(manifests, 1)
     guard = EpochGuard(REGION, 1)
 
@@ -204,23 +180,19 @@ def test_edits_from_many_threads_all_get_in(store: MemoryStore, manifests: Manif
         for _ in range(20):
             manifests.edit(guard, lambda found: replace(found, last_seen=found.last_seen + 1))
 
-    threads = [threading.Thread(target=edit) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*[edit] * 4)
     newest = manifests.latest()
     assert newest is not None
     assert (newest.version, newest.last_seen) == (81, 80)
 
 
-def test_an_edit_that_changes_nothing_writes_nothing(store: MemoryStore, manifests: ManifestStore) -> None:
+def test_an_edit_that_changes_nothing_writes_nothing(store: ScriptedStore, manifests: ManifestStore) -> None:
     current = grow(manifests, 2)
     assert manifests.edit(EpochGuard(REGION, 1), lambda found: found) == current
     assert manifests.read(3) is None
 
 
-def test_a_fenced_owner_cannot_edit(store: MemoryStore, manifests: ManifestStore) -> None:
+def test_a_fenced_owner_cannot_edit(store: ScriptedStore, manifests: ManifestStore) -> None:
     current = grow(manifests, 1)
     assert manifests.create(current, replace(current, version=2, writer_epoch=2))
     guard = EpochGuard(REGION, 1)

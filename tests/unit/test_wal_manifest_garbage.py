@@ -10,6 +10,7 @@ from itertools import pairwise
 import pytest
 
 from memwal.wal import (
+    Claim,
     EpochGuard,
     Fenced,
     ManifestCollector,
@@ -25,7 +26,7 @@ from memwal.wal.manifest_garbage import pruned_below
 from tests.log_rows import CODEC
 from tests.messages import raises
 from tests.support.clock import FakeClock, SeededIds
-from tests.support.memory_store import MemoryStore
+from tests.support.scripted_store import ScriptedStore
 
 REGION = bucket_region(0)
 FIRST = RegionManifest(1, 1, REGION)
@@ -37,13 +38,22 @@ class World:
 
     def __init__(self, versions: int = 100) -> None:
         self.clock, self.ids = FakeClock(), SeededIds(3)
-        self.store = MemoryStore(self.clock.now)
+        self.store = ScriptedStore(self.clock.now)
         self.manifests = self.opened()
         assert self.manifests.create(None, FIRST)
         self.write(versions - 1)
 
     def opened(self) -> ManifestStore:
         return ManifestStore(self.store, REGION, ids=self.ids, clock=self.clock)
+
+    def newest(self) -> RegionManifest:
+        """Return the manifest that a process without a memory of earlier versions finds."""
+        found = self.opened().latest()
+        assert found is not None
+        return found
+
+    def claim(self) -> Claim:
+        return claim(self.store, REGION, spec_id=1, codec=CODEC, ids=SeededIds(9), clock=self.clock)
 
     def write(self, versions: int) -> None:
         for _ in range(versions):
@@ -78,9 +88,7 @@ def test_all_but_the_newest_go(world: World) -> None:
     assert (found.versions, found.kept, world.versions()) == (90, 10, list(range(91, 101)))
     assert pruned_below(world.store, REGION) == 91
     assert world.prune().versions == 0
-    newest = world.opened().latest()
-    assert newest is not None
-    assert newest.version == 100
+    assert world.newest().version == 100
 
 
 def test_age_delays_and_nothing_goes_before_what_is_older(world: World) -> None:
@@ -99,61 +107,31 @@ def test_what_others_need_stays(world: World) -> None:
 
 
 def test_the_oldest_goes_first_and_a_collection_that_is_ended_leaves_no_hole(world: World) -> None:
-    class Ending(MemoryStore):
-        left = 20
+    deletes = iter(range(20))
 
-        def delete(self, key: str) -> None:
-            if not self.left:
-                raise StoreUnavailable("gone")
-            self.left -= 1
-            super().delete(key)
+    def ends(call: str, key: str) -> None:
+        if call == "delete" and next(deletes, None) is None:
+            raise StoreUnavailable("gone")
 
-    ending = Ending(world.clock.now)
-    ending._objects, ending._modified = world.store._objects, world.store._modified
-    world.store = ending
+    world.store.before = ends
     with pytest.raises(StoreUnavailable):
         world.prune()
     assert world.versions() == list(range(21, 101))
     assert all(after == before + 1 for before, after in pairwise(world.versions()))
-    newest = world.opened().latest()
-    assert newest is not None
-    assert newest.version == 100
+    assert world.newest().version == 100
 
 
 def test_nothing_goes_while_the_hint_cannot_be_written(world: World) -> None:
-    class NoHints(MemoryStore):
-        def put(self, key: str, data: bytes) -> None:
+    def no_hints(call: str, key: str) -> None:
+        if call == "put":
             raise StoreUnavailable("no")
 
-    store = NoHints(world.clock.now)
-    store._objects, store._modified = world.store._objects, world.store._modified
-    found = ManifestCollector(store, REGION, world.clock, 10).collect(lambda _: False, 0.0)
+    world.store.before = no_hints
+    found = world.prune()
     assert (found.versions, found.kept, len(world.versions())) == (0, 100, 100)
 
 
 # ---- sleepers --------------------------------------------------------------------------------------------------------
-
-
-def asleep_before(world: World, method: str, key: str, meanwhile: Callable[[], None]) -> MemoryStore:
-    """Return the store of a process that sleeps before its first call of `method` with `key`."""
-    state = {"asleep": True}
-
-    class Sleeping(MemoryStore):
-        pass
-
-    def called(name: str) -> Callable[..., object]:
-        def call(key_: str, *rest: object) -> object:
-            if state["asleep"] and (name, key_) == (method, key):
-                state["asleep"] = False
-                meanwhile()
-            return getattr(world.store, name)(key_, *rest)
-
-        return call
-
-    sleeping = Sleeping(world.clock.now)
-    for name in ("get", "exists", "put", "put_if_absent", "list", "list_some", "describe", "delete"):
-        setattr(sleeping, name, called(name))
-    return sleeping
 
 
 def overtaken(world: World) -> Callable[[], None]:
@@ -169,27 +147,24 @@ def overtaken(world: World) -> Callable[[], None]:
 @pytest.mark.parametrize("method", ["put_if_absent", "exists", "get"])
 def test_a_writer_that_sleeps_and_finds_its_slot_empty_is_fenced(world: World, method: str) -> None:
     """The writer sleeps before the put of version 101, before the check that the slot is empty, or after that check."""
-    key = manifest_key(REGION, 100 if method == "get" else 101)
-    sleeper = ManifestStore(
-        asleep_before(world, method, key, overtaken(world)), REGION, ids=SeededIds(9), clock=world.clock
-    )
+    sleeper = ManifestStore(world.store, REGION, ids=SeededIds(9), clock=world.clock)
+    world.store.run_once(method, manifest_key(REGION, 100 if method == "get" else 101), overtaken(world))
     with raises(Fenced):
         sleeper.edit(EpochGuard(REGION, 1), lambda found: replace(found, replay_after=found.replay_after + 5))
-    newest = world.opened().latest()
-    assert newest is not None
+    newest = world.newest()
     assert (newest.version, newest.writer_epoch) == (152, 2)
 
 
 def test_a_claim_that_sleeps_before_its_epoch_takes_the_next_one(world: World) -> None:
-    store = asleep_before(world, "put_if_absent", manifest_key(REGION, 101), overtaken(world))
-    claimed = claim(store, REGION, spec_id=1, codec=CODEC, ids=SeededIds(9), clock=world.clock)
+    world.store.run_once("put_if_absent", manifest_key(REGION, 101), overtaken(world))
+    claimed = world.claim()
     assert claimed.guard.epoch == 3
     assert claimed.manifest.version == 154
 
 
 def test_a_first_claim_that_sleeps_is_no_first_claim() -> None:
     world = World(versions=2)
-    world.store = MemoryStore(world.clock.now)
+    world.store = ScriptedStore(world.clock.now)
     world.manifests = world.opened()
 
     def meanwhile() -> None:
@@ -197,8 +172,8 @@ def test_a_first_claim_that_sleeps_is_no_first_claim() -> None:
         world.write(49)
         world.prune()
 
-    store = asleep_before(world, "put_if_absent", manifest_key(REGION, 1), meanwhile)
-    claimed = claim(store, REGION, spec_id=1, codec=CODEC, ids=SeededIds(9), clock=world.clock)
+    world.store.run_once("put_if_absent", manifest_key(REGION, 1), meanwhile)
+    claimed = world.claim()
     assert (claimed.guard.epoch, claimed.manifest.version) == (2, 52)
 
 
@@ -219,11 +194,10 @@ def test_a_false_version_is_never_taken_for_the_newest(world: World, hint: str) 
     world.store.delete(version_hint_key(REGION))
     if (data := hints.get(hint)) is not None:
         world.store.put(version_hint_key(REGION), data)
-    newest = world.opened().latest()
-    assert newest is not None
+    newest = world.newest()
     assert (newest.version, newest.writer_epoch) == (151, 1)
     assert world.opened().latest(before) == newest  # a reader that knows only an old version
-    claimed = claim(world.store, REGION, spec_id=1, codec=CODEC, ids=world.ids, clock=world.clock)
+    claimed = world.claim()
     assert (claimed.guard.epoch, claimed.manifest.version) == (2, 153)
     world.prune()
     assert world.versions() == list(range(144, 154))
@@ -242,7 +216,6 @@ def test_a_false_version_that_comes_behind_a_listing_is_not_taken_for_the_newest
         world.store.put_if_absent(manifest_key(REGION, 100), late.encode())
 
     world.store.delete(version_hint_key(REGION))
-    store = asleep_before(world, "get", manifest_key(REGION, 100), meanwhile)
-    newest = ManifestStore(store, REGION, ids=world.ids, clock=world.clock).latest()
-    assert newest is not None
+    world.store.run_once("get", manifest_key(REGION, 100), meanwhile)
+    newest = world.newest()
     assert (newest.version, newest.writer_epoch) == (150, 1)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace as changed
-from itertools import count
 from typing import Any
 
 import pyarrow as pa
@@ -31,10 +31,11 @@ from memwal.wal import (
 from memwal.wal.entry_reader import EntryReader
 from memwal.wal.layout import entry_key, parse_entry_key
 from memwal.wal.replay import BatchAssembler
-from tests.log_rows import CODEC, SCHEMA, FailingReads
+from tests.log_rows import CODEC, SCHEMA
 from tests.messages import raises
 from tests.support.clock import FakeClock
 from tests.support.memory_store import MemoryStore
+from tests.support.scripted_store import READS, ScriptedStore
 
 REGION = bucket_region(1)
 
@@ -42,9 +43,11 @@ REGION = bucket_region(1)
 class Log:
     """A log written by hand; the id of each row is its position."""
 
-    def __init__(self) -> None:
-        self.store = MemoryStore()
+    def __init__(self, entries: int = 0, store: MemoryStore | None = None) -> None:
+        self.store: Any = store or MemoryStore()
         self.tip = 0
+        for _ in range(entries):
+            self.entry()
 
     def entry(self, epoch: int = 1, part: BatchPart | None = None, sentinel: bool = False, **applied: int) -> Log:
         self.tip += 1
@@ -61,31 +64,27 @@ class Log:
 
 
 def test_all_entries_after_the_cursor() -> None:
-    log = Log().entry().entry().entry()
+    log = Log(3)
     assert log.replayed() == [1, 2, 3]
     assert log.replayed(after=2) == [3]
     assert log.replayed(after=3) == []
 
 
-def test_an_unclosed_batch_is_dropped() -> None:
-    assert Log().entry().part("a").part("a").replayed() == [1]
-
-
-def test_a_closed_batch_is_whole() -> None:
-    assert Log().part("a").part("a").part("a", closes=True).replayed() == [1, 2, 3]
-
-
-def test_a_batch_becomes_visible_where_it_closes() -> None:
-    assert Log().part("a").entry().part("a", closes=True).entry().replayed() == [2, 1, 3, 4]
-
-
-def test_only_the_attempt_that_closed_counts() -> None:
-    log = Log().part("a").part("b").part("a").part("b", closes=True)
-    assert log.replayed() == [2, 4]
-
-
-def test_batches_of_one_attempt_name_are_told_apart_by_sequence() -> None:
-    assert Log().part("a", sequence=1).part("a", sequence=2).part("a", closes=True, sequence=2).replayed() == [2, 3]
+@pytest.mark.parametrize(
+    ("log", "replayed"),
+    [
+        (Log().entry().part("a").part("a"), [1]),
+        (Log().part("a").part("a").part("a", closes=True), [1, 2, 3]),
+        (Log().part("a").entry().part("a", closes=True).entry(), [2, 1, 3, 4]),
+        (Log().part("a").part("b").part("a").part("b", closes=True), [2, 4]),
+        (Log().part("a").part("a", sequence=2).part("a", closes=True, sequence=2), [2, 3]),
+        (Log().part("a").entry(2, sentinel=True).part("a", epoch=2).part("a", closes=True, epoch=2), [3, 4]),
+        (Log().entry().entry(2, sentinel=True).entry(2), [1, 3]),
+    ],
+    ids=["unclosed", "closed", "where it closes", "attempt", "sequence", "epoch", "sentinel"],
+)
+def test_entries_and_whole_batches_are_replayed(log: Log, replayed: list[int]) -> None:
+    assert log.replayed() == replayed
 
 
 def test_attempts_that_were_given_up_are_not_held_back_for_ever() -> None:
@@ -95,18 +94,9 @@ def test_attempts_that_were_given_up_are_not_held_back_for_ever() -> None:
     assert [[each.position for each in assembler.add(entry)] for entry in entries if entry] == [[], [], [2, 3], [4]]
 
 
-def test_a_newer_epoch_ends_open_batches() -> None:
-    log = Log().part("a").entry(2, sentinel=True).part("a", epoch=2).part("a", closes=True, epoch=2)
-    assert log.replayed() == [3, 4]
-
-
-def test_sentinels_are_not_returned() -> None:
-    assert Log().entry().entry(2, sentinel=True).entry(2).replayed() == [1, 3]
-
-
 def test_a_hole_is_corruption_and_named() -> None:
-    log = Log().entry().entry().entry()
-    log.store.delete(entry_key(REGION, 2, "lance"))
+    log = Log(3)
+    collected(log, 2)
     assert find_tip(log.store, REGION, "lance", 0) == 3
     with raises(Corrupt):
         log.replayed()
@@ -133,13 +123,13 @@ def test_an_epoch_above_ours_fences() -> None:
 
 def test_progress_is_told() -> None:
     told: list[tuple[int, int]] = []
-    Log().entry().entry().entry().replayed(after=1, on_progress=lambda read, total: told.append((read, total)))
+    Log(3).replayed(after=1, on_progress=lambda read, total: told.append((read, total)))
     assert told == [(1, 2), (2, 2)]
 
 
 @pytest.mark.parametrize("last_seen", [0, 1, 3])
 def test_find_tip(last_seen: int) -> None:
-    assert find_tip(Log().entry().entry().entry().store, REGION, "lance", last_seen) == 3
+    assert find_tip(Log(3).store, REGION, "lance", last_seen) == 3
 
 
 def test_find_tip_of_nothing() -> None:
@@ -151,9 +141,7 @@ def test_find_tip_looks_past_a_listing_that_lags() -> None:
         def list(self, prefix: str) -> list[str]:
             return [key for key in super().list(prefix) if key != entry_key(REGION, 3, "lance")]
 
-    log = Log()
-    log.store = Lagging()
-    assert find_tip(log.entry().entry().entry().store, REGION, "lance", 0) == 3
+    assert find_tip(Log(3, Lagging()).store, REGION, "lance", 0) == 3
 
 
 def test_a_foreign_entry_is_reported_never_skipped() -> None:
@@ -177,82 +165,74 @@ def test_read_tail_gives_rows_and_map_and_writes_nothing() -> None:
 # ---- several readers -------------------------------------------------------------------------------------------------
 
 
-class Gated(MemoryStore):
-    """Calls `before(position)` ahead of each read of an entry, and records the thread of each read."""
+def at_entries(log: Log, act: Callable[[int], object]) -> None:
+    """Call `act` with the position ahead of each read of an entry."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.before: Callable[[int], None] = lambda _: None
-        self.read: list[int] = []
-        self.threads: set[str] = set()
+    def before(call: str, key: str) -> None:
+        if call == "get" and (parsed := parse_entry_key(key)) is not None:
+            act(parsed.position)
 
-    def get(self, key: str) -> bytes | None:
-        if (parsed := parse_entry_key(key)) is not None:
-            self.read.append(parsed.position)
-            self.threads.add(threading.current_thread().name)
-            self.before(parsed.position)
-        return super().get(key)
+    log.store.before = before
 
 
 @pytest.fixture
-def gated() -> Iterator[tuple[Log, Gated]]:
+def log() -> Iterator[Log]:
     """Yield a log of 40 entries; afterwards assert that no reader thread outlives the test."""
-    log, store = Log(), Gated()
-    log.store = store
-    for _ in range(40):
-        log.entry()
-    yield log, store
+    yield Log(40, ScriptedStore())
     assert [thread.name for thread in threading.enumerate() if thread.name.startswith("wal-reader")] == []
 
 
-def test_readers_read_at_once_and_rows_come_in_order(gated: tuple[Log, Gated]) -> None:
-    log, store = gated
-    together = threading.Barrier(4)  # breaks and fails the test unless four readers read at the same time
-    store.before = lambda _: together.wait(60) and None
+def test_readers_read_at_once_and_rows_come_in_order(log: Log) -> None:
+    together, threads = threading.Barrier(4), set[str]()  # the barrier breaks unless four readers read at the same time
+
+    def before(position: int) -> None:
+        threads.add(threading.current_thread().name)
+        together.wait(60)
+
+    at_entries(log, before)
     assert log.replayed(readers=4) == list(range(1, 41))
-    assert len(store.threads) == 4
+    assert len(threads) == 4
 
 
-def test_a_slow_first_entry_delays_its_followers_and_loses_none(gated: tuple[Log, Gated]) -> None:
-    log, store = gated
+def test_a_slow_first_entry_delays_its_followers_and_loses_none(log: Log) -> None:
     others = threading.Event()
-    store.before = lambda position: (others.wait(60) and None) if position == 1 else others.set()
+    at_entries(log, lambda position: others.wait(60) if position == 1 else others.set())
     assert log.replayed(readers=3) == list(range(1, 41))
 
 
-def test_one_reader_makes_no_thread_and_keeps_the_order_of_calls(gated: tuple[Log, Gated]) -> None:
-    log, store = gated
+def test_one_reader_makes_no_thread_and_keeps_the_order_of_calls(log: Log) -> None:
+    threads = set[str]()
+    at_entries(log, lambda _: threads.add(threading.current_thread().name))
     assert log.replayed() == list(range(1, 41))
-    assert store.threads == {threading.current_thread().name}
-    assert store.read == list(range(1, 41))
+    assert threads == {threading.current_thread().name}
+    assert log.store.positions() == list(range(1, 41))
 
 
-def test_what_is_read_ahead_is_bounded_in_entries(gated: tuple[Log, Gated]) -> None:
-    _, store = gated
-    with closing(EntryReader(store, REGION, CODEC, readers=3).each(count(1))) as entries:
+def test_what_is_read_ahead_is_bounded_in_entries(log: Log) -> None:
+    with closing(EntryReader(log.store, REGION, CODEC, readers=3).each(itertools.count(1))) as entries:
         for taken in range(1, 9):
             next(entries)
-            assert max(store.read) <= taken + 2 * 3
+            assert max(log.store.positions()) <= taken + 2 * 3
 
 
-def test_what_is_read_ahead_is_bounded_in_bytes(gated: tuple[Log, Gated], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_read_ahead_is_bounded_in_bytes(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows have 9 bytes and the limit is 20: replay holds at most two, including the one that the caller takes."""
     monkeypatch.setattr(entry_reader, "_BYTES_AHEAD", 20)
-    _, store = gated
-    with closing(EntryReader(store, REGION, CODEC, readers=8).each(count(1))) as entries:
+    with closing(EntryReader(log.store, REGION, CODEC, readers=8).each(itertools.count(1))) as entries:
         for taken in range(1, 30):
             next(entries)
-            assert max(store.read) <= max(8, taken + 2)  # before any size is known, as many as there are readers
+            assert max(log.store.positions()) <= max(
+                8, taken + 2
+            )  # before any size is known, as many as there are readers
 
 
 @pytest.mark.parametrize("readers", [1, 4])
-def test_errors_come_in_the_order_of_positions(gated: tuple[Log, Gated], readers: int) -> None:
+def test_errors_come_in_the_order_of_positions(log: Log, readers: int) -> None:
     """A reader finds the hole at 7 long before another one finds the damage at 5; replay reports the damage."""
-    log, store = gated
     later = threading.Event()
-    store.before = lambda position: (later.wait(0.2) and None) if position == 5 else None
-    store.put(entry_key(REGION, 5, "lance"), b"LANC")
-    store.delete(entry_key(REGION, 7, "lance"))
+    at_entries(log, lambda position: position == 5 and later.wait(0.2))
+    log.store.put(entry_key(REGION, 5, "lance"), b"LANC")
+    collected(log, 7)
     told: list[tuple[int, int]] = []
     with raises(Corrupt):
         log.replayed(readers=readers, on_progress=lambda read, total: told.append((read, total)))
@@ -260,24 +240,22 @@ def test_errors_come_in_the_order_of_positions(gated: tuple[Log, Gated], readers
 
 
 @pytest.mark.parametrize("error", [StoreUnavailable("503"), KeyboardInterrupt()])
-def test_a_reader_that_fails_ends_the_replay_with_its_error(gated: tuple[Log, Gated], error: BaseException) -> None:
-    log, store = gated
+def test_a_reader_that_fails_ends_the_replay_with_its_error(log: Log, error: BaseException) -> None:
 
     def fail(position: int) -> None:
         if position == 9:
             raise error
 
-    store.before = fail
+    at_entries(log, fail)
     with pytest.raises(type(error)):
         log.replayed(readers=4)
-    assert max(store.read) < 40
+    assert max(log.store.positions()) < 40
 
 
-def test_a_consumer_that_stops_early_stops_the_readers(gated: tuple[Log, Gated]) -> None:
-    _, store = gated
-    with closing(EntryReader(store, REGION, CODEC, readers=4).each(count(1))) as entries:
+def test_a_consumer_that_stops_early_stops_the_readers(log: Log) -> None:
+    with closing(EntryReader(log.store, REGION, CODEC, readers=4).each(itertools.count(1))) as entries:
         assert [entry.position for entry in (next(entries), next(entries)) if entry] == [1, 2]
-    assert len(store.read) < 20
+    assert len(log.store.positions()) < 20
 
 
 # ---- missing, and why ------------------------------------------------------------------------------------------------
@@ -301,7 +279,7 @@ def collected(log: Log, *positions: int) -> None:
 
 
 def test_a_reader_whose_entries_were_collected_is_told_where_to_go_on() -> None:
-    log = Log().entry().entry().entry().entry()
+    log = Log(4)
     flushed(log, 3)
     collected(log, 1, 2)
     with raises(Overtaken) as caught:
@@ -327,9 +305,7 @@ def test_a_listing_in_two_looks_hides_no_row_that_was_acknowledged() -> None:
                 between()
             return first + [key for key in sorted(super().list(prefix)) if key > first[-1]] if first else keys
 
-    log = Log()
-    log.store = store = TwoLooks()
-    log.entry().entry().entry()  # the third is acknowledged; a reader's manifest says that two are flushed
+    log = Log(3, store := TwoLooks())  # the third is acknowledged; a reader's manifest says that two are flushed
     flushed(log, 2)
 
     def appended_flushed_and_collected() -> None:
@@ -344,7 +320,7 @@ def test_a_listing_in_two_looks_hides_no_row_that_was_acknowledged() -> None:
 
 
 def test_a_missing_entry_above_the_cursor_is_corruption_whatever_was_flushed() -> None:
-    log = Log().entry().entry().entry().entry()
+    log = Log(4)
     flushed(log, 1)
     collected(log, 3)
     with raises(Corrupt):
@@ -359,20 +335,14 @@ def test_a_claim_whose_entries_a_newer_owner_collected_is_fenced() -> None:
         log.replayed(guard=EpochGuard(REGION, 1))
 
 
-class Flaky(FailingReads):
-    """A store whose every other read fails."""
+def test_read_tail_is_patient() -> None:
+    log, clock, reads = Log(2, ScriptedStore()), FakeClock(), itertools.count()
 
-    calls = 0
-
-    def fail(self) -> None:
-        self.calls += 1
-        if self.calls % 2:
+    def every_other_read_fails(call: str, key: str) -> None:
+        if call in READS and next(reads) % 2 == 0:
             raise StoreUnavailable("slow down")
 
-
-def test_read_tail_is_patient() -> None:
-    log, clock = Log(), FakeClock()
-    log.store = Flaky()
-    entries, _ = read_tail(log.entry().entry().store, REGION, CODEC, 0, clock=clock)
+    log.store.before = every_other_read_fails
+    entries, _ = read_tail(log.store, REGION, CODEC, 0, clock=clock)
     assert [entry.position for entry in entries] == [1, 2]
     assert set(clock.slept) == {0.02}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 import pyarrow as pa
 from hypothesis import HealthCheck, settings
@@ -18,6 +19,7 @@ from memwal.wal import (
     BatchPart,
     Claim,
     Fenced,
+    LanceCodec,
     ManifestStore,
     OutcomeUnknown,
     Poisoned,
@@ -30,7 +32,7 @@ from memwal.wal import (
     claim,
     read_tail,
 )
-from tests.log_rows import CODEC, SCHEMA
+from tests.log_rows import SCHEMA
 from tests.support.clock import FakeClock, SeededIds
 from tests.support.memory_store import MemoryStore
 
@@ -39,6 +41,18 @@ OPTIONS = WalOptions(put_timeout=1.0, retry_budget=2.0)
 FAULTS = st.lists(
     st.sampled_from(["lands, no answer", "no answer", "lands later", "unavailable", "own retry"]), max_size=2
 ) | st.sampled_from([[], [], ["no answer for long"], ["away for long"]])
+
+
+class RememberingCodec(LanceCodec):
+    """Decodes each entry once: the invariant reads the whole tail after each step, and entries never change."""
+
+    def __init__(self) -> None:
+        super().__init__(SCHEMA)
+        self.decode = cache(self.decode)  # type: ignore[method-assign]
+        self.header = cache(self.header)  # type: ignore[method-assign]
+
+
+CODEC = RememberingCodec()
 
 
 class FaultyStore(MemoryStore):

@@ -5,19 +5,19 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import subprocess
-import sys
 import threading
 from abc import ABC, abstractmethod
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from memwal.wal import LocalStore, ObjectStore, PutOutcome, StoreRefused, StoreUnavailable, open_store, probe
+from memwal.wal import LocalStore, ObjectStore, PutOutcome, StoreRefused, StoreUnavailable, WalError, open_store, probe
 from memwal.wal.layout import bucket_region, entry_key, sst_key, sst_name
 from tests.messages import raises
 from tests.support.clock import SeededIds
+from tests.support.interpose import in_threads
 from tests.support.memory_store import MemoryStore
 
 KEY = "_mem_wal/r/wal/0001.lance"
@@ -102,7 +102,9 @@ class StoreContract(ABC):
 
     def test_racing_creates_have_one_winner(self, store: ObjectStore) -> None:
         for number in range(20):
-            outcomes = race(store, f"race/{number}", 8)
+            outcomes = in_threads(
+                *[partial(store.put_if_absent, f"race/{number}", str(racer).encode()) for racer in range(8)]
+            )
             assert sorted(outcome.value for outcome in outcomes) == ["already exists"] * 7 + ["created"]
 
     def test_probe_passes_and_leaves_nothing(self, store: ObjectStore) -> None:
@@ -145,29 +147,11 @@ def test_only_calls_of_s3_go_over_a_network(tmp_path: Path) -> None:
     assert not open_store(f"file://{tmp_path}").remote
 
 
-def race(store: ObjectStore, key: str, racers: int) -> list[PutOutcome]:
-    start = threading.Barrier(racers)
-    outcomes: list[PutOutcome] = []
-
-    def put(number: int) -> None:
-        start.wait()
-        outcomes.append(store.put_if_absent(key, str(number).encode()))
-
-    threads = [threading.Thread(target=put, args=(number,)) for number in range(racers)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return outcomes
-
-
 def test_the_probe_ends_where_a_thread_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    real, started = threading.Thread.start, 0
+    real, started = threading.Thread.start, iter(range(1))
 
     def start(thread: threading.Thread) -> None:
-        nonlocal started
-        started += 1
-        if started > 1:
+        if next(started, None) is None:
             raise RuntimeError("can't start new thread")
         real(thread)
 
@@ -195,44 +179,48 @@ def failing(monkeypatch: pytest.MonkeyPatch, name: str, code: int, *, directorie
     monkeypatch.setattr(os, name, fail)
 
 
-def test_nothing_is_left_beside_the_objects(tmp_path: Path) -> None:
-    store = LocalStore(tmp_path)
-    store.put_if_absent("a/1", b"x")
+def test_nothing_is_left_beside_the_objects(store: LocalStore, tmp_path: Path) -> None:
     store.put_if_absent("a/1", b"y")
     store.put("a/hint", b"z")
     assert files_below(tmp_path) == ["a/1", "a/hint"]
 
 
-def test_a_temporary_file_of_a_killed_process_is_no_object(tmp_path: Path) -> None:
-    store = LocalStore(tmp_path)
-    store.put_if_absent("a/1", b"x")
+def test_a_temporary_file_of_a_killed_process_is_no_object(store: LocalStore, tmp_path: Path) -> None:
     (tmp_path / "a" / f".memwal-put-{os.getpid()}-1").write_bytes(b"half")
     assert store.put_if_absent("a/2", b"y") is PutOutcome.CREATED
     assert sorted(store.list("")) == ["a/1", "a/2"]
 
 
-@pytest.mark.parametrize("call", ["write", "fsync"])
-def test_a_full_disk_leaves_nothing_and_names_the_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
-) -> None:
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    """Return a store with one object, in the directory that later puts use."""
     store = LocalStore(tmp_path)
     store.put_if_absent("a/1", b"x")
+    return store
+
+
+@pytest.mark.parametrize(
+    ("call", "code", "error"),
+    [
+        ("write", errno.ENOSPC, StoreUnavailable),
+        ("fsync", errno.ENOSPC, StoreUnavailable),
+        ("stat", errno.ESTALE, StoreUnavailable),
+        ("stat", errno.ETIMEDOUT, StoreUnavailable),
+        ("link", errno.EROFS, StoreRefused),
+        ("link", errno.EACCES, StoreRefused),
+        ("link", errno.EPERM, StoreRefused),
+    ],
+    ids=["full at write", "full at fsync", "stale", "timeout", "read-only", "access", "permission"],
+)
+def test_an_error_before_the_link_writes_nothing_and_names_the_path(
+    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, code: int, error: type[WalError]
+) -> None:
     with monkeypatch.context() as patch:
-        failing(patch, call, errno.ENOSPC, directories=False)
-        with raises(StoreUnavailable):
+        failing(patch, call, code, directories=False if call == "fsync" else None)
+        with raises(error):
             store.put_if_absent("a/2", b"y")
     assert files_below(tmp_path) == ["a/1"]
     assert store.put_if_absent("a/2", b"y") is PutOutcome.CREATED
-
-
-@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, errno.EPERM])
-def test_configuration_errors_name_path_and_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-    store = LocalStore(tmp_path)
-    store.put_if_absent("a/1", b"x")
-    failing(monkeypatch, "link", code)
-    with raises(StoreRefused):
-        store.put_if_absent("a/2", b"y")
-    assert files_below(tmp_path) == ["a/1"]
 
 
 def test_a_path_through_a_file_is_refused(tmp_path: Path) -> None:
@@ -244,10 +232,8 @@ def test_a_path_through_a_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_after_a_failed_directory_sync_nothing_is_called_durable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = LocalStore(tmp_path)
-    store.put_if_absent("a/1", b"x")
     with monkeypatch.context() as patch:
         failing(patch, "fsync", errno.EIO, directories=True)
         assert store.put_if_absent("a/2", b"y") is PutOutcome.OUTCOME_UNKNOWN
@@ -271,9 +257,7 @@ def test_an_existing_name_is_synced_before_it_is_reported(tmp_path: Path, monkey
     assert synced[-1] == f"{tmp_path}/a"
 
 
-def test_a_directory_removed_under_a_writer_is_not_made_again(tmp_path: Path) -> None:
-    store = LocalStore(tmp_path)
-    store.put_if_absent("a/1", b"x")
+def test_a_directory_removed_under_a_writer_is_not_made_again(store: LocalStore, tmp_path: Path) -> None:
     store.delete("a/1")
     (tmp_path / "a").rmdir()
     for _ in range(2):
@@ -334,30 +318,14 @@ def fails_after(monkeypatch: pytest.MonkeyPatch, name: str, code: int) -> None:
 @pytest.mark.parametrize("call", ["link", "stat", "fsync"])
 @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.EACCES, errno.ETIMEDOUT, errno.ENOENT, errno.EPERM])
 def test_an_error_after_the_link_leaves_the_outcome_unknown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, code: int
+    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, code: int
 ) -> None:
-    store = LocalStore(tmp_path)
-    store.put_if_absent("a/1", b"x")
     with monkeypatch.context() as patch:
         fails_after(patch, call, code)
         assert store.put_if_absent("a/2", b"y") is PutOutcome.OUTCOME_UNKNOWN
     assert files_below(tmp_path) == ["a/1", "a/2"]
     again = PutOutcome.OUTCOME_UNKNOWN if call == "fsync" else PutOutcome.ALREADY_EXISTS
     assert store.put_if_absent("a/2", b"y") is again
-
-
-@pytest.mark.parametrize("code", [errno.ESTALE, errno.ETIMEDOUT])
-def test_an_error_before_the_link_that_may_pass_writes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
-) -> None:
-    store = LocalStore(tmp_path)
-    store.put_if_absent("a/1", b"x")
-    with monkeypatch.context() as patch:
-        failing(patch, "stat", code)
-        with raises(StoreUnavailable):
-            store.put_if_absent("a/2", b"y")
-    assert files_below(tmp_path) == ["a/1"]
-    assert store.put_if_absent("a/2", b"y") is PutOutcome.CREATED
 
 
 def test_a_put_into_a_directory_moved_away_is_refused_and_leaves_nothing_in_it(tmp_path: Path) -> None:
@@ -419,42 +387,12 @@ def test_a_flush_leaves_nothing_behind_in_the_store(tmp_path: Path) -> None:
         store.put_if_absent(sst_key(region, f"{sst}/_pk_index", "page"), b"")
     store.put_if_absent(entry_key(region, 1, "lance"), b"")
     assert len(store._used) == 1
-    assert len(store._directories) <= 64
 
 
 def test_url_is_the_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert LocalStore("t").url("a/b") == f"{tmp_path}/t/a/b"
     assert LocalStore("t").url("") == f"{tmp_path}/t"
-
-
-RACER = """
-import sys
-from memwal.wal import LocalStore
-store = LocalStore(sys.argv[1])
-sys.stdin.readline()
-print(sum(store.put_if_absent(f"race/{n}", sys.argv[2].encode()).value == "created" for n in range(200)))
-"""
-
-
-def test_two_processes_racing_share_the_keys(tmp_path: Path) -> None:
-    racers = [
-        subprocess.Popen(
-            [sys.executable, "-c", RACER, str(tmp_path), name],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=Path(__file__).parents[2],
-        )
-        for name in ("left", "right")
-    ]
-    for racer in racers:
-        assert racer.stdin
-        racer.stdin.write("go\n")
-        racer.stdin.flush()
-    won = {name: int(racer.communicate(timeout=300)[0]) for name, racer in zip(("left", "right"), racers, strict=True)}
-    held = [LocalStore(tmp_path).get(f"race/{n}") for n in range(200)]
-    assert {name: held.count(name.encode()) for name in won} == won
 
 
 # ---- opening and probing ---------------------------------------------------------------------------------------------
@@ -474,10 +412,9 @@ def test_open_store_refuses_other_schemes(uri: str) -> None:
 
 def test_open_store_refuses_a_file_and_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with raises(StoreRefused):
-        open_store(str(tmp_path / "file"))
-    with raises(StoreRefused):
-        open_store("")
+    for uri in (str(tmp_path / "file"), ""):
+        with raises(StoreRefused):
+            open_store(uri)
 
 
 class Careless(MemoryStore):

@@ -102,8 +102,8 @@ def _findings(situation: Situation) -> Iterator[Finding]:
         yield Finding("warning", "skewed", "One region takes the rows", _sentence(situation.skewed))
     if situation.gone:
         count, other = len(situation.gone), "" if situation.run else "other "
-        single = "A daemon does not answer" if situation.run else "Another daemon does not answer"
-        title = f"{count} {other}daemons do not answer" if count > 1 else single
+        lone = "A daemon does not answer" if situation.run else "Another daemon does not answer"
+        title = f"{count} {other}daemons do not answer" if count > 1 else lone
         text = f"No answer from {', '.join(situation.gone)}. Its regions are taken over by those that live."
         todo = "Start it again; it then gets its share of the regions back."
         yield Finding("warning", "daemon_gone", title, text, todo)
