@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from memwal.memtable import (
+    TOMBSTONE,
     IndexSpec,
     MemTable,
     MemTableFrozen,
@@ -47,7 +48,9 @@ KEYS: dict[str, list[tuple[Any, ...]]] = {
 }
 VECTORS = st.none() | st.tuples(*[st.integers(-3, 3).map(float)] * WIDTH)
 TEXTS = st.none() | st.lists(st.sampled_from(WORDS), max_size=4).map(" ".join)
-ROWS = st.lists(st.tuples(st.integers(0, 7), st.none() | st.integers(0, 9), TEXTS, VECTORS), max_size=8)
+VALUES = st.tuples(st.integers(0, 7), st.none() | st.integers(0, 9), TEXTS, VECTORS)
+DELETES = st.tuples(st.integers(0, 7), st.none(), st.none(), st.none(), st.just(True))
+ROWS = st.lists(VALUES | VALUES | DELETES, max_size=8)
 AGES = st.integers(0, 3)
 
 
@@ -164,11 +167,13 @@ class AgainstTheOracle(RuleBasedStateMachine):
         table = self.arrow_keys([row.key for row in rows])
         table = table.append_column("price", pa.array([row.price for row in rows], pa.int64()))
         table = table.append_column("text", pa.array([row.text for row in rows], pa.string()))
-        return with_tombstone(table.append_column("vector", vectors), self.schema)
+        table = with_tombstone(table.append_column("vector", vectors), self.schema)
+        deleted = pa.array([row.deleted for row in rows], pa.bool_())
+        return table.set_column(table.num_columns - 1, self.schema.field(TOMBSTONE), deleted)
 
     @rule(batch=ROWS, checked=st.booleans())
     def put(self, batch: list[tuple[Any, ...]], checked: bool) -> None:
-        """Put rows whose keys may occur twice, exist already, or be deleted."""
+        """Put rows that may delete; their keys may occur twice, exist already, or be deleted."""
         rows = [Row(KEYS[self.kind][each[0]], *each[1:]) for each in batch]
         table = self.arrow_rows(rows)
         self.table.apply(self.table.check(table) if checked else table)
