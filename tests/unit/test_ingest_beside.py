@@ -95,23 +95,28 @@ def test_after_the_end_nothing_of_the_work_runs() -> None:
     second.end()
     first.end()
     assert done == ["slow"]
-    assert not module._side_threads._queue
 
 
 @pytest.mark.usefixtures("one_thread")
 def test_where_no_thread_can_be_started_the_caller_does_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    workers: list[threading.Thread] = []
+
+    def work() -> threading.Thread:
+        workers.append(threading.current_thread())
+        return workers[-1]
+
     def start(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", start)
         for _ in range(3):
-            assert SideTask(threading.current_thread).result() is threading.current_thread()
-    assert not module._side_threads._queue
+            assert SideTask(work).result() is threading.current_thread()
     begun = threading.Event()
     result = SideTask(lambda: (begun.set(), threading.current_thread())[1]).result
     assert begun.wait(10)
     assert result() is not threading.current_thread()
+    assert workers == [threading.current_thread()] * 3, "the new thread repeats nothing"
 
 
 @pytest.mark.usefixtures("one_thread")

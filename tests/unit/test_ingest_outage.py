@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -66,14 +66,23 @@ def test_the_time_of_a_pause_does_not_count(caplog: pytest.LogCaptureFixture) ->
     assert "answers again" not in caplog.text
 
 
+class Pausing(PipelineStream):
+    """A pipeline without Spark, whose ingestion is paused."""
+
+    def __init__(self, outage: Outage, health: Health) -> None:
+        self.pausing, self.said = SimpleNamespace(told="ingestion is paused", stands=False), list[str]()
+        self._outage, self._pausing = outage, cast("Any", self.pausing)
+        self._pages = cast("Any", SimpleNamespace(health=health))
+        self._progress = cast("Any", SimpleNamespace(phase=self.said.append))
+
+
 def test_a_pipeline_that_is_paused_forgets_its_outage() -> None:
     found, health, _ = outage(100.0)
     found.failed(SILENCE)
-    stream: Any = PipelineStream.__new__(PipelineStream)  # without Spark
-    stream._outage, stream._pausing, said = found, SimpleNamespace(stands=False), list[str]()
-    stream._pages, stream._progress = SimpleNamespace(health=health), SimpleNamespace(phase=said.append)
-    stream._stand_still("ingestion is paused")
-    assert (stream._pausing.stands, said, health.reasons(), found.due) == (True, ["ingestion is paused"], [], False)
+    stream = Pausing(found, health)
+    stream.start(once=False)
+    assert (stream.pausing.stands, stream.said) == (True, ["ingestion is paused"])
+    assert (health.reasons(), found.due) == ([], False)
 
 
 @pytest.mark.parametrize("error", [Invalid("wrong"), Unavailable("a daemon", {"reason": "lost"})])

@@ -73,18 +73,19 @@ def test_what_writes_no_entry_begins_no_interval(queue: PacedQueue, clock: FakeC
     assert queue.take(timeout=None) == [write]
 
 
-def test_an_item_is_queued_and_hurries_at_one_moment(queue: PacedQueue, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The queue and the flag `_hurry` change under one lock. A take between the two changes would clear the flag, and
-    the item would wait for a whole interval."""
-    assert queue._lock.acquire(blocking=False)
-    queue._lock.release()
+def test_an_item_is_queued_and_hurries_at_one_moment(clock: FakeClock) -> None:
+    """The queue, and whether it hurries, change under one lock. A take between the two changes would make the item wait
+    for a whole interval."""
     held: list[bool] = []
-    append = queue._append
-    monkeypatch.setattr(queue, "_append", lambda item: (held.append(queue._lock.locked()), append(item)))
-    queue.submit(freeze := Request(int))
+
+    class Watched(PacedQueue):
+        def _append(self, item: Item) -> None:
+            held.append(self._lock.locked())
+            super()._append(item)
+
+    queue = Watched(clock, INTERVAL, SIZE_MAX)
+    queue.submit(Request(int))
     assert held == [True]
-    assert queue._hurry
-    assert queue.take(timeout=0.0) == [freeze]
 
 
 def test_an_entry_that_is_full_does_not_wait(queue: PacedQueue) -> None:
@@ -104,17 +105,3 @@ def test_a_taker_that_waits_is_woken_by_what_does_not_wait(queue: PacedQueue) ->
     queue.submit(freeze := Request(int))
     taker.join(60)
     assert taken == [waiting, freeze]
-
-
-def test_a_closed_queue_waits_for_no_interval(queue: PacedQueue) -> None:
-    queue.submit(last := _write())
-    queue.close(RuntimeError("closed"))
-    assert queue.take(timeout=None) == [last]
-    assert queue.take(timeout=None) is None
-
-
-def test_breaking_off_fails_what_waits_for_the_interval(queue: PacedQueue) -> None:
-    queue.submit(waiting := _write())
-    queue.break_off(reason := RuntimeError("fenced"))
-    assert waiting.done.exception(timeout=1) is reason
-    assert queue.take(timeout=0.0) == []

@@ -299,13 +299,12 @@ def test_a_call_is_given_up_when_its_regions_have_another_owner_and_not_before()
         released.wait(60)
         return "late"
 
-    class Counted(Daemon):
-        def act(self, *args: Any) -> Any:
-            if len(daemons.asked) > 8:
-                looked.set()
-            return super().act(*args)
+    def counted() -> dict[str, Any]:
+        if len(daemons.asked) > 8:
+            looked.set()
+        return answer({"r1": 1})
 
-    router._connections[B] = Counted(daemons, B)  # type: ignore[assignment]
+    daemons.answers[B] = counted
     calls = [Call(router.connection(A), ["r0"], stands_still), Call(router.connection(B), ["r1"], lambda: "here")]
     given_up, answered = router.answers(calls)
     released.set()
@@ -325,12 +324,11 @@ def test_a_daemon_that_lives_may_say_what_became_of_a_call_when_its_region_has_m
         asked.wait(60)
         return "done before it let the region go"
 
-    class Asked(Daemon):
-        def act(self, *args: Any) -> Any:
-            asked.set()
-            return super().act(*args)
+    def moved() -> dict[str, Any]:
+        asked.set()
+        return answer({"r0": 2})
 
-    router._connections[B] = Asked(daemons, B)  # type: ignore[assignment]
+    daemons.answers[B] = moved
     assert router.answers([Call(router.connection(A), IDS, slow)], grace=60.0) == ["done before it let the region go"]
 
 

@@ -57,12 +57,6 @@ def test_a_file_gives_schema_and_indexes(tmp_path: Path) -> None:
     assert settings.checkpoint == "t.lance.checkpoint"
 
 
-def test_the_shipped_quickstart_loads() -> None:
-    settings = load(Path(__file__).parents[2] / "configs" / "quickstart.toml", {})
-    assert settings.arrow_schema().field("embedding").type == pa.list_(pa.float32(), 384)
-    assert [index.kind for index in settings.index_specs()] == ["ivf_pq", "fts", "btree"]
-
-
 def test_environment_overrides_every_kind_of_value() -> None:
     settings = load(
         table(),

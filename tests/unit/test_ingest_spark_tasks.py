@@ -32,7 +32,6 @@ from memwal.ingest.spark.source.columns import (
     RAW_VALUE,
     ROW,
     TOPIC,
-    runs,
 )
 from memwal.ingest.spark.task import TaskError
 from tests.routed import placed, shuffled, uncounted
@@ -87,11 +86,6 @@ def test_row_numbers_do_not_depend_on_how_tasks_and_batches_are_cut(made: Any) -
 def test_rows_without_files_are_numbered_as_they_come(made: Any) -> None:
     numbers, batch = RowNumbers(), made.table(range(3)).to_batches()[0]
     assert [*numbers.of(batch), *numbers.of(batch.slice(0, 0)), *numbers.of(batch)] == list(range(6))
-
-
-def test_runs() -> None:
-    assert runs(np.array([3])) == [(0, 1)]
-    assert runs(np.array([0, 0, 1, 1]), np.array([5, 5, 5, 6])) == [(0, 2), (2, 3), (3, 4)]
 
 
 def test_a_null_key_names_column_row_and_file(route: RouteTask, made: Any) -> None:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
 from memwal import wal
-from memwal.flush import WriteRules
 from memwal.ingest.engine.api.tokens import Token
 from memwal.ingest.engine.read.levels import RegionView
 from memwal.ingest.engine.region.groups import Repeats, WriteGroup, WriteGroups, entry_sized
 from memwal.ingest.engine.region.write_queue import Write
-from memwal.memtable import InvalidRows
 from memwal.wal.applied import AppliedMap
 from tests.region_contexts import region_context
 from tests.support.memory_store import MemoryStore
@@ -46,29 +43,6 @@ def test_as_many_writes_go_together_as_an_entry_holds() -> None:
     assert [list(map(writes.index, run)) for run in entry_sized(writes, 2 * size)] == [[0, 1], [2], [3, 4]]
     assert list(entry_sized(writes[2:3], 1)) == [writes[2:3]]
     assert list(entry_sized([], 1)) == []
-
-
-def test_a_groups_rows_do_not_change_with_the_array_they_came_from() -> None:
-    array = np.arange(3)
-    group = groups().group([first := Write(pa.table({"id": array, "v": ["a", "b", "c"]}, schema=BASE))], AppliedMap())
-    assert first.copied
-    array[:] = 9
-    assert ids(group) == [0, 1, 2]
-
-
-def test_who_is_at_fault_is_told_and_the_others_go_together() -> None:
-    fine, faulty, late = write(1), write(2, None), write(3)
-    group = groups().group([fine, faulty, late], AppliedMap())
-    assert ids(group) == [1, 3]
-    assert isinstance(faulty.done.exception(), InvalidRows)
-    assert not fine.done.done()
-
-
-def test_there_is_no_group_where_nobody_can_be_in_it() -> None:
-    withdrawn, faulty = write(1), write(None)
-    assert withdrawn.take()
-    assert groups().group([withdrawn, faulty], AppliedMap()) is None
-    assert (withdrawn.done.done(), faulty.done.done()) == (False, True)
 
 
 def test_the_map_of_a_group_is_the_regions_and_its_own_tokens() -> None:
@@ -106,16 +80,3 @@ def test_the_map_is_another_object_if_and_only_if_the_group_has_a_new_token(writ
     group = groups().group(writes, before)
     assert group is not None
     assert (group.applied is not before, before["loader"]) == (new, 3)
-
-
-def test_a_lookup_that_fails_is_the_callers_affair_and_their_rows_are_copied_by_then() -> None:
-    seen: list[bool] = []
-
-    def find(*_: object) -> pa.Table:
-        seen.append(asking.copied)
-        raise wal.StoreUnavailable("storage hangs")
-
-    asking = write(1)
-    assert groups(rules=WriteRules("insert"), find=find).group([asking], AppliedMap()) is None
-    assert isinstance(asking.done.exception(), wal.StoreUnavailable)
-    assert seen == [True]
