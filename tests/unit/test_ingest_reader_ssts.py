@@ -16,6 +16,7 @@ from memwal.ingest.engine.read.sst_cache import Columns, SstCache, SstId, load_s
 from memwal.memtable import IndexSpec, InvalidRows, MemTable, Snapshot, row_schema, with_tombstone
 from tests.messages import raises
 from tests.support.clock import SeededIds
+from tests.support.together import together
 
 BASE = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("text", pa.string())])
 
@@ -126,11 +127,7 @@ def test_many_threads_that_ask_for_one_sst_load_it_once() -> None:
         barrier.wait()
         found.append(cache.get("a", NONE, loader(500, loads)))
 
-    threads = [threading.Thread(target=ask) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(*[ask] * 8)
 
     assert len(loads) == 1
     assert len({id(snapshot) for snapshot in found}) == 1

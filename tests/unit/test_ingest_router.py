@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from memwal.ingest.service.client.router import Call, Owner, Router, believed, e
 from memwal.wal import StoreUnavailable
 from tests.messages import raises
 from tests.support.clock import FakeClock, SeededIds
+from tests.support.together import together
 
 A, B, C = "grpc://a:1", "grpc://b:1", "grpc://c:1"
 IDS = ["r0", "r1"]
@@ -200,12 +202,7 @@ def test_storage_that_fails_while_daemons_are_looked_for_is_no_other_error() -> 
 def test_calls_that_failed_together_ask_once() -> None:
     daemons = Daemons(a=answer({"r0": 1}), b=answer({"r1": 1}))
     router = daemons.router()
-    seen = router.rounds
-    threads = [threading.Thread(target=router.learn, args=(seen,)) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(*[partial(router.learn, router.rounds)] * 8)
     assert sorted(daemons.asked[1:]) == [("regions", A), ("regions", B)]
 
 

@@ -16,6 +16,7 @@ from memwal.memtable import IndexSpec, InvalidRows, Snapshot, row_schema, with_t
 from memwal.memtable.text.columns import ColumnsQuery
 from memwal.memtable.text.index import MAX_SIMILAR, Terms, TextIndex
 from memwal.memtable.text.query import MAX_FUZZY, MAX_FUZZY_WORDS, MAX_WORDS, TextParser
+from tests.conftest import extent
 from tests.index_modes import memtable_in
 from tests.messages import raises
 
@@ -152,7 +153,7 @@ def holds(text: str | None, part: str) -> bool:
     return any(edits(word, each) <= (int(most or 1) if tilde else 0) for each in words)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=extent(50, 150))
 @given(
     st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=9),
     st.lists(SIGNED, min_size=1, max_size=4),

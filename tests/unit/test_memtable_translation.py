@@ -11,6 +11,7 @@ import pytest
 
 from memwal.memtable import InvalidRows
 from memwal.memtable.filter.translation import checked, translate
+from tests.conftest import extent
 from tests.messages import raises
 from tests.support.snapshots import snapshot
 
@@ -195,7 +196,9 @@ def check(dataset: lance.LanceDataset, asked: list[str]) -> int:
 @pytest.mark.usefixtures("every_index")
 @pytest.mark.parametrize("column", FLOATS)
 def test_floats_are_compared_with_zeros_as_in_lance(dataset: lance.LanceDataset, column: str) -> None:
-    asked = [shape.format(x=column, z=zero) for shape in filters(SHAPES) for zero in ZEROS]
+    asked = []
+    for at, shape in enumerate(filters(SHAPES)):
+        asked += [shape.format(x=column, z=zero) for zero in extent(ZEROS[at % 6 :][:2], ZEROS)]
     assert check(dataset, asked) > len(asked) / 2
 
 

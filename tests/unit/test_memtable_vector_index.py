@@ -107,7 +107,7 @@ def share_indexed(request: pytest.FixtureRequest) -> None:
         request.getfixturevalue("all_indexed")
 
 
-@pytest.mark.usefixtures("share_indexed")
+@pytest.mark.usefixtures("all_indexed")
 def test_recall_on_real_embeddings(real_packages: pa.Table) -> None:
     vectors = real_packages["embedding"].combine_chunks().flatten().to_numpy().reshape(real_packages.num_rows, -1)
     snapshot = build(real_packages["embedding"].to_pylist(), width=384, batch=1_000, metric="cosine")

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memwal.memtable import IndexSpec, InvalidRows, MemTable, Snapshot, row_schema, with_tombstone
+from tests.conftest import extent
 from tests.messages import raises
 
 DATA = pa.table(
@@ -238,7 +239,7 @@ def comparisons(draw: st.DrawFn) -> str:
     return f"{name} IS NULL" if shape == "null" else f"{name} IN ({', '.join(values)})"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=extent(60, 150))
 @given(
     rows=st.lists(st.fixed_dictionaries({n: st.none() | v for n, v in VALUES.items()}), min_size=1, max_size=30),
     parts=st.lists(comparisons(), min_size=1, max_size=3),
