@@ -104,10 +104,15 @@ def figures(batch_id: int) -> Figures:
     return stats.figures()
 
 
-def shown(*, terminal: bool, batches: tuple[int, ...]) -> str:
+def console(*, terminal: bool) -> tuple[Console, io.StringIO]:
+    """Return a console of 80 columns, and its output."""
     out = io.StringIO()
-    console = Console(file=out, width=80, force_terminal=terminal, color_system=None, legacy_windows=False)
-    with Screen(console, ["data/[x]/packages.lance"], FakeClock()) as screen:
+    return Console(file=out, width=80, force_terminal=terminal, color_system=None, legacy_windows=False), out
+
+
+def shown(*, terminal: bool, batches: tuple[int, ...]) -> str:
+    on, out = console(terminal=terminal)
+    with Screen(on, ["data/[x]/packages.lance"], FakeClock()) as screen:
         progress = screen.boards[0]
         progress.phase("streaming")
         for batch_id in batches:
@@ -145,9 +150,8 @@ def test_the_panel_fits_80_columns_and_shows_every_region() -> None:
 
 
 def test_of_several_pipelines_each_line_says_which() -> None:
-    out = io.StringIO()
-    console = Console(file=out, width=80, force_terminal=False, color_system=None)
-    with Screen(console, ["orders", "users"], FakeClock()) as screen:
+    on, out = console(terminal=False)
+    with Screen(on, ["orders", "users"], FakeClock()) as screen:
         screen.phase("starting Spark")
         screen.boards[1].phase("streaming")
         screen.boards[0].show(figures(3), STATUS)
@@ -157,9 +161,8 @@ def test_of_several_pipelines_each_line_says_which() -> None:
 
 
 def test_a_terminal_shows_a_panel_for_each_of_several_pipelines() -> None:
-    out = io.StringIO()
-    console = Console(file=out, width=80, force_terminal=True, color_system=None, legacy_windows=False)
-    with Screen(console, ["orders", "users"], FakeClock()) as screen:
+    on, out = console(terminal=True)
+    with Screen(on, ["orders", "users"], FakeClock()) as screen:
         screen.phase("starting Spark")
         for board in screen.boards:
             board.show(figures(3), STATUS)
@@ -169,9 +172,8 @@ def test_a_terminal_shows_a_panel_for_each_of_several_pipelines() -> None:
 
 
 def report(table: Any, stats: RunStats) -> list[str]:
-    out = io.StringIO()
-    console = Console(file=out, width=80, force_terminal=False)
-    print_report(console, table, table.base.indexes, stats.figures(), SystemClock())
+    on, out = console(terminal=False)
+    print_report(on, table, table.base.indexes, stats.figures(), SystemClock())
     return out.getvalue().splitlines()
 
 
@@ -266,11 +268,6 @@ def test_texts_with_quotes_and_brackets_are_printed_as_they_are(uri: str) -> Non
 REGION = bucket_region(0)
 
 
-def console(*, terminal: bool) -> tuple[Console, io.StringIO]:
-    out = io.StringIO()
-    return Console(file=out, width=100, force_terminal=terminal, color_system=None, legacy_windows=False), out
-
-
 def test_what_takes_a_second_is_told_four_times_a_second() -> None:
     told, clock = list[int](), FakeClock()
     tell = Unhurried(lambda region, step, done, total: told.append(done), clock)
@@ -295,18 +292,13 @@ def test_a_terminal_shows_the_region_and_how_far_it_is_and_is_left_clean() -> No
     assert out.getvalue().endswith("\x1b[1A\x1b[2K")  # up, and the line erased
 
 
-def test_a_replay_that_is_quick_shows_nothing() -> None:
-    on, out = console(terminal=True)
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_replay_that_is_quick_or_has_no_terminal_shows_nothing(terminal: bool) -> None:
+    on, out = console(terminal=terminal)
     with replay_bar(FakeClock(), on) as tell:
-        assert tell is not None
-        tell(REGION, "reading", 1, 1)
-    assert out.getvalue() == ""
-
-
-def test_nothing_is_shown_where_there_is_no_terminal() -> None:
-    on, out = console(terminal=False)
-    with replay_bar(FakeClock(), on) as tell:
-        assert tell is None
+        assert (tell is not None) == terminal
+        if tell is not None:
+            tell(REGION, "reading", 1, 1)
     assert out.getvalue() == ""
 
 
