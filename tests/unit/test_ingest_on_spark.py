@@ -108,13 +108,6 @@ def test_addresses_and_secrets_that_are_no_paths_stay_as_they_are() -> None:
     assert with_absolute_paths(found) == found
 
 
-@pytest.mark.parametrize("given", ["endpoints", "advertise"])
-def test_daemons_that_spark_places_have_no_configured_endpoints(given: str) -> None:
-    address = "grpc://127.0.0.1:7447"
-    with raises(Invalid):
-        settings(on_spark=2, **{given: [address] if given == "endpoints" else address})
-
-
 @pytest.mark.parametrize(
     ("text", "kind"),
     [

@@ -36,18 +36,6 @@ def loader(rows: int, loads: list[int]) -> Callable[[Columns], MemTable]:
     return load
 
 
-def test_an_sst_is_loaded_once() -> None:
-    cache, loads = SstCache(), list[int]()
-
-    first = cache.get("a", NONE, loader(3, loads))
-    second = cache.get("a", NONE, loader(3, loads))
-
-    assert first is second
-    assert first.n == 3
-    assert loads == [3]
-    assert cache.bytes > 300
-
-
 def test_a_flushed_memtable_is_kept_in_place_of_its_sst() -> None:
     cache, loads = SstCache(), list[int]()
     memtable = loader(3, loads)(NONE)

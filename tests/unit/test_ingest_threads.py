@@ -60,15 +60,6 @@ def test_what_no_thread_has_begun_the_caller_does() -> None:
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_its_error_is_raised_where_the_result_is_wanted() -> None:
-    def fails() -> None:
-        raise Unavailable("storage is away")
-
-    with raises(Unavailable):
-        SideTask(fails).result()
-
-
-@pytest.mark.usefixtures("one_thread")
 def test_the_thread_works_for_the_same_caller() -> None:
     caller = Caller()
 

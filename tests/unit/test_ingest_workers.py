@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from memwal.ingest.errors import Invalid
 from memwal.ingest.service.daemon.workers import ports_of, worker_settings
 from memwal.ingest.settings import endpoints as addresses
@@ -48,16 +46,3 @@ def test_workers_without_endpoints_are_each_others_peers() -> None:
 def test_a_daemon_that_is_none_of_the_endpoints_is_told() -> None:
     with raises(Invalid):
         worker_settings(settings(endpoints=[ONE, OTHER], port=9000, workers=2), [9000, 9001])
-
-
-@pytest.mark.parametrize(
-    "daemon",
-    [
-        {"endpoints": [ONE, ONE]},
-        {"endpoints": [ONE, "grpc://10.0.0.1:7001"], "workers": 2},
-        {"endpoints": [ONE], "advertise": "grpc://10.0.0.1:7001"},
-    ],
-)
-def test_endpoints_that_make_no_sense_are_refused(daemon: Any) -> None:
-    with raises(Invalid):
-        settings(**daemon)
