@@ -96,11 +96,6 @@ def test_an_attempt_has_all_the_time_where_nobody_else_could_do_better() -> None
     assert attempts.patience(alone=False) == attempts.left < 10.0
 
 
-def test_no_time_means_one_attempt() -> None:
-    with pytest.raises(Unavailable):
-        Attempts(FakeClock(), SeededIds(), 0.0, repeatable=True).after(unavailable("lost"), alone=False)
-
-
 def test_a_daemon_that_is_alone_is_waited_for_where_somebody_starts_it_again() -> None:
     clock = FakeClock()
     attempts = Attempts(clock, SeededIds(), 300.0, repeatable=True, restarts=60.0)
@@ -115,10 +110,25 @@ def test_a_daemon_that_is_alone_is_waited_for_where_somebody_starts_it_again() -
         attempts.after(unavailable("lost"), alone=True)
 
 
-def test_without_a_token_an_unknown_outcome_ends_a_call_wherever_it_is_met() -> None:
-    attempts = Attempts(FakeClock(), SeededIds(), 300.0, repeatable=False, restarts=60.0)
-    with pytest.raises(UnknownOutcome):
-        attempts.after(UNKNOWN, alone=True)
+@pytest.mark.parametrize(
+    ("error", "seconds", "given"),
+    [
+        (unavailable("lost"), 0.0, {"repeatable": True}),
+        (UNKNOWN, 300.0, {"repeatable": False, "restarts": 60.0}),  # without a token
+        (unavailable("flush_failing"), 300.0, {"repeatable": True}),  # a put; a stream waits
+    ],
+)
+@pytest.mark.parametrize("alone", [True, False])
+def test_an_error_that_no_retry_can_mend_ends_the_call(
+    error: MemWalError, seconds: float, given: dict[str, Any], alone: bool
+) -> None:
+    with pytest.raises(type(error)):
+        Attempts(FakeClock(), SeededIds(), seconds, **given).after(error, alone=alone)
+
+
+def test_a_stream_waits_for_flushes_that_fail() -> None:
+    stream = Attempts(FakeClock(), SeededIds(), 300.0, repeatable=True, restarts=60.0)
+    assert stream.after(unavailable("flush_failing"), alone=True) is False
 
 
 def test_a_daemon_with_too_many_calls_says_how_long_to_wait() -> None:
@@ -129,14 +139,6 @@ def test_a_daemon_with_too_many_calls_says_how_long_to_wait() -> None:
     assert clock.monotonic() - before == 3.0
     with raises(Unavailable):
         attempts.after(Unavailable("full", {"reason": "busy", "retry_after": 8.0}), alone=True)
-
-
-def test_a_stream_waits_for_flushes_that_fail_and_a_put_does_not() -> None:
-    error = unavailable("flush_failing")
-    stream = Attempts(FakeClock(), SeededIds(), 300.0, repeatable=True, restarts=60.0)
-    assert stream.after(error, alone=True) is False
-    with pytest.raises(Unavailable):
-        Attempts(FakeClock(), SeededIds(), 300.0, repeatable=True).after(error, alone=False)
 
 
 SILENCE = Unavailable("source: Kafka does not answer: no; run it again", {"reason": SILENT})

@@ -23,7 +23,7 @@ from memwal.ingest.spark.sink.small import PATHS_NEEDED, TOO_MANY, OneTask, in_o
 from memwal.ingest.spark.source.columns import BLOCK, BUCKET, FILE, LANDED, OFFSET, PART, PARTITION, PROBLEM, ROW, TOPIC
 from memwal.ingest.spark.source.whole_input import RegionRows, by_region, until_end, with_counts
 from memwal.ingest.spark.task import TaskError
-from tests.conftest import SCHEMA
+from tests.conftest import SCHEMA, extent
 from tests.messages import raises
 from tests.routed import ended, placed, shuffled
 
@@ -166,7 +166,7 @@ def test_nulls_come_first_and_nan_last_and_equal_rows_stay_as_they_came() -> Non
     assert ordered(("at",), **{BUCKET: same, "at": ["b", None, "a", "", None, "é"]}) == [1, 4, 3, 2, 0, 5]
 
 
-BATCHES, EACH = 50, 4
+BATCHES, EACH = extent(20, 50), 4
 ROWS = BATCHES * EACH
 
 
@@ -182,7 +182,7 @@ def owner(request: Any, open_small: Callable[..., Any], uri: str) -> Iterator[tu
 
 
 def records(made: Any, bad: bool) -> list[pa.RecordBatch]:
-    """Return a micro-batch of 50 Arrow batches; with `bad` each of them has a bad row."""
+    """Return a micro-batch of several Arrow batches; with `bad` each of them has a bad row."""
     rows = made.table(range(ROWS))
     for name, column in (
         (TOPIC, pa.array(["orders"] * ROWS)),
@@ -234,7 +234,7 @@ def test_a_send_task_that_is_cut_short_closes_no_region_that_misses_rows(
 ) -> None:
     table, endpoint = owner
     route, send = tasks(table, endpoint, uri, bad)
-    rows = shuffled([each for part in (records(made, bad)[:20], records(made, bad)[20:]) for each in route(iter(part))])
+    rows = shuffled([each for part in (records(made, bad)[:8], records(made, bad)[8:]) for each in route(iter(part))])
     batches = pa.table(rows).to_batches(EACH)
     buckets = rows[BUCKET].to_numpy()
     for boundary in range(len(batches)):
