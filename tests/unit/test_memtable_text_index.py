@@ -7,7 +7,6 @@ from typing import Any
 import lance
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from memwal.memtable import IndexSpec, InvalidRows, MemTable, Snapshot, row_schema, with_tombstone
@@ -36,13 +35,6 @@ LANGUAGES = (
     *("Arabic", "Danish", "Dutch", "English", "Finnish", "French", "German", "Greek", "Hungarian", "Italian"),
     *("Norwegian", "Portuguese", "Romanian", "Russian", "Spanish", "Swedish", "Tamil", "Turkish"),
 )
-PACKAGES = Path(__file__).resolve().parents[2] / "configs" / "quickstart"
-
-
-@pytest.fixture(scope="module")
-def real_packages() -> pa.Table:
-    """Return the 4,000 Debian packages of the quickstart, before their updates."""
-    return pa.concat_tables(pq.read_table(file) for file in sorted(PACKAGES.glob("01-packages-*.parquet")))
 
 
 def put(table: MemTable, first: int, texts: list[str | None]) -> None:
