@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from memwal.ingest.errors import Invalid, Unavailable
 from memwal.ingest.spark.dlq.bad_rows import BadRate, BadRow, as_json, problems_of, readable_row, unfit_of
 from memwal.ingest.spark.dlq.sources import rows_of_json
-from memwal.ingest.spark.dlq.table import SCHEMA, DeadLetters, Note, Replay, digest, sql_time
+from memwal.ingest.spark.dlq.table import SCHEMA, DeadLetters, Note, Replay, sql_time
 from memwal.ingest.spark.source.columns import PROBLEM
 from memwal.memtable import InvalidRows
 from memwal.wal import SystemIds
@@ -166,10 +166,6 @@ def test_another_table_at_that_place_is_refused(at: str) -> None:
 
 def test_a_table_made_anew_has_another_name(at: str, tmp_path: Path) -> None:
     assert opened(at).name == opened(at).name != opened(str(tmp_path / "other.dlq")).name
-
-
-def test_the_digest_is_of_a_set() -> None:
-    assert digest(["0a", "0b"]) == digest(["0b", "0a"]) == digest(["0a"]) ^ digest(["0b"])
 
 
 def test_a_table_that_is_older_than_headers_gets_their_column(tmp_path: Path) -> None:

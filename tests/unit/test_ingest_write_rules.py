@@ -217,13 +217,6 @@ def test_codes_are_equal_for_equal_keys_only(kind: pa.DataType) -> None:
         assert sorted(map(len, by_code.values())) == [1] * len(values)
 
 
-def test_codes_of_two_columns_do_not_meet() -> None:
-    keys = pa.table({"a": [1, 1, 2, 2, 1], "b": ["x", "y", "x", "y", "x"]})
-    codes = key_codes(keys).tolist()
-    assert len(set(codes)) == 4
-    assert codes[0] == codes[4]
-
-
 @settings(max_examples=extent(100, 300))
 @given(st.lists(st.tuples(KEYS, st.sampled_from([False, False, True])), max_size=8))
 def test_the_first_put_of_a_key_since_its_delete_counts_or_the_write_is_refused(ops: list[tuple[Key, bool]]) -> None:

@@ -157,20 +157,6 @@ def _break_once(patch: pytest.MonkeyPatch, index: KeyIndex, place: str) -> None:
         patch.setattr(CodeTable, "put", breaking if place == "put" else breaking_after)
 
 
-def test_the_table_grows_and_keeps_every_row() -> None:
-    table, random = CodeTable(), np.random.default_rng(3)
-    codes = random.permutation(np.unique(random.integers(-(2**62), 2**62, 60_000)))
-    codes = codes[codes != EMPTY]
-    rows = np.arange(len(codes))
-    for at in range(0, len(codes), 997):
-        table.put(codes[at : at + 997], rows[at : at + 997], len(codes[at : at + 997]))
-    assert (table.find(codes) == rows).all()
-    assert (table.find(codes + 1)[~np.isin(codes + 1, codes)] == -1).all()
-    table.put(codes[:5], rows[:5] + 7, 0)
-    assert (table.find(codes[:6]) == [7, 8, 9, 10, 11, 5]).all()
-    assert table.size == len(codes)
-
-
 @pytest.fixture
 def indexed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list that records the number of keys of each block that is indexed."""
