@@ -164,16 +164,6 @@ def test_the_fast_way_and_the_exact_one_agree(name: str) -> None:
     assert finished(pa.array([], json_type(kind, "")), kind, "").type == exact.type
 
 
-def test_what_can_be_taken_fast_is() -> None:
-    """One bad record sends its batch to the slow path; good records never do."""
-    import pyarrow as pa
-
-    raw = pa.array([b'{"a": 1, "b": {"c": "x"}}', b" {} ", b'{\n"a": 2, "z": [1, "x", {}]\n}'], pa.binary())
-    found = mapping_json.plain(raw, [(("a",), pa.int64(), ""), (("b", "c"), pa.string(), "")])
-    assert found is not None
-    assert [each.to_pylist() for each in found] == [[1, None, 2], ["x", None, None]]
-
-
 # ---- deletes -------------------------------------------------------------------------------------------------------
 
 GONE = {"delete": True, "id": 7, "carrier": None, "dep": None, "at": None}

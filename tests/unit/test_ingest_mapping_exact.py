@@ -329,11 +329,27 @@ def test_a_whole_number_in_a_float_column_is_exact_or_refused(case: str, neighbo
             assert (problem, str(values.to_pylist())) == ("", str([inside]))
 
 
-def test_floats_without_whole_numbers_are_taken_fast() -> None:
-    raw = pa.array([b'{"v": 1e300, "x": 17, "y": "9007199254740993"}', b'{"v": -0.0}'])
-    found = json_columns.plain(raw, [(("v",), pa.float64(), "")])
+@pytest.mark.parametrize(
+    ("lines", "fields", "wanted"),
+    [
+        (
+            [b'{"a": 1, "b": {"c": "x"}}', b" {} ", b'{\n"a": 2, "z": [1, "x", {}]\n}'],
+            [(("a",), pa.int64(), ""), (("b", "c"), pa.string(), "")],
+            [[1, None, 2], ["x", None, None]],
+        ),
+        (
+            [b'{"v": 1e300, "x": 17, "y": "9007199254740993"}', b'{"v": -0.0}'],
+            [(("v",), pa.float64(), "")],
+            [[1e300, -0.0]],
+        ),
+    ],
+    ids=["fields and nothing else", "floats without whole numbers"],
+)
+def test_good_records_are_taken_fast(lines: list[bytes], fields: list[Any], wanted: list[Any]) -> None:
+    """One bad record sends its batch to the slow path; good records never do."""
+    found = json_columns.plain(pa.array(lines), fields)
     assert found is not None
-    assert str(found[0].to_pylist()) == "[1e+300, -0.0]"
+    assert str([each.to_pylist() for each in found]) == str(wanted)
 
 
 @pytest.mark.parametrize("value", [2**53 + 1, Decimal("12345678901234567890.5"), Decimal("1e400")])

@@ -193,25 +193,6 @@ def test_queries_of_two_columns_against_reading_every_text(
 # ---- fuzzy words
 
 
-@pytest.mark.parametrize(
-    ("text", "clauses"),
-    [
-        ("serch~", [("should", "fuzzy", "serch", 1)]),
-        ("serch~1", [("should", "fuzzy", "serch", 1)]),
-        ("+serch~2 -Web~", [("must", "fuzzy", "serch", 2), ("must_not", "fuzzy", "web", 1)]),
-        ("serch~3", [("should", "any", "serch~3", 0)]),
-        ("serch~0.8", [("should", "any", "serch~0.8", 0)]),
-        ("1~2 a~ the~ ~2", [("should", "any", "1~2 a~ the~ ~2", 0)]),
-        ("kebab-case~", [("should", "any", "kebab-case~", 0)]),
-        ("+kebab-case~", [("must", "all", "kebab-case~", 0)]),
-        ("ser*~", [("should", "fuzzy", "ser", 1)]),
-    ],
-)
-def test_the_notation(text: str, clauses: list[tuple[str, str, str, int]]) -> None:
-    parsed = TextParser(IndexSpec("body", "fts", PLAIN)).parse(text).clauses
-    assert [(clause.occur, clause.kind, clause.text, clause.edits) for clause in parsed] == clauses
-
-
 def test_a_fuzzy_word_is_analysed_before_it_is_compared() -> None:
     snapshot = build([("library", None), ("Café", None), ("running", None)], {"title": {}, "body": {}})
     assert set(one_column(snapshot, "title", "libraries~")) == {0}  # both are "librari"
