@@ -121,7 +121,7 @@ def test_an_object_is_shown_with_its_figures(root: Path, kind: str) -> None:
     shown = printed(place(root, pattern))
     assert {label: shown.split(label)[1].split()[0] for label in figures} == figures
     assert [text for text in texts if text not in shown] == []
-    assert "row[5]" not in shown, "only the first rows of an entry"
+    assert kind != "entry" or "row[5]" not in shown
 
 
 def test_a_table_shows_its_base_and_its_regions(root: Path) -> None:

@@ -218,15 +218,15 @@ def vectors(second: list[Any]) -> pa.Table:
 
 TWICE = pa.table([pa.array([1]), pa.array(["x"]), pa.array(["y"])], ["id", "name", "name"])
 WRONG_TABLES: dict[str, tuple[str, pa.Table]] = {
-    "out of range": ("a.parquet", pa.table({"id": range(9001), "small": [1] * 9000 + [300]})),
-    "a null key": ("a.parquet", pa.table({"id": [*range(9000), None]})),
-    "numbers as text": ("a.parquet", pa.table({"id": range(9001), "name": range(9001)})),
-    "text as numbers": ("a.parquet", pa.table({"id": range(9001), "total": ["1"] * 9001})),
-    "the column of deletes": ("a.parquet", pa.table({"id": range(9001), "_tombstone": [True] * 9001})),
+    "out of range": ("a.pq", pa.table({"id": range(9001), "small": [1] * 9000 + [300]})),
+    "a null key": ("a.pq", pa.table({"id": [*range(9000), None]})),
+    "numbers as text": ("a.pq", pa.table({"id": range(9001), "name": range(9001)})),
+    "text as numbers": ("a.pq", pa.table({"id": range(9001), "total": ["1"] * 9001})),
+    "the column of deletes": ("a.pq", pa.table({"id": range(9001), "_tombstone": [True] * 9001})),
     **{f"a column twice, {name}": (name, TWICE) for name in ("a.parquet", "a.arrow", "a.ipc")},
-    "a short vector": ("a.parquet", vectors([1.0, 2.0])),
-    "a vector with NaN": ("a.parquet", vectors([float("nan"), 1, 2])),
-    "a vector with a null": ("a.parquet", vectors([1.0, None, 2.0])),
+    "a short vector": ("a.pq", vectors([1.0, 2.0])),
+    "a vector with NaN": ("a.pq", vectors([float("nan"), 1, 2])),
+    "a vector with a null": ("a.pq", vectors([1.0, None, 2.0])),
 }
 
 

@@ -104,10 +104,10 @@ def figures(batch_id: int) -> Figures:
     return stats.figures()
 
 
-def console(*, terminal: bool) -> tuple[Console, io.StringIO]:
-    """Return a console of 80 columns, and its output."""
+def console(*, terminal: bool, width: int = 80) -> tuple[Console, io.StringIO]:
+    """Return a console and its output."""
     out = io.StringIO()
-    return Console(file=out, width=80, force_terminal=terminal, color_system=None, legacy_windows=False), out
+    return Console(file=out, width=width, force_terminal=terminal, color_system=None, legacy_windows=False), out
 
 
 def shown(*, terminal: bool, batches: tuple[int, ...]) -> str:
@@ -278,7 +278,7 @@ def test_what_takes_a_second_is_told_four_times_a_second() -> None:
 
 
 def test_a_terminal_shows_the_region_and_how_far_it_is_and_is_left_clean() -> None:
-    on, out = console(terminal=True)
+    on, out = console(terminal=True, width=100)
     clock = FakeClock()
     with replay_bar(clock, on) as tell:
         assert tell is not None
