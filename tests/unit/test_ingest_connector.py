@@ -46,29 +46,30 @@ def test_options_have_the_defaults_of_every_read() -> None:
     assert read.storage_options() == {}
 
 
-def test_all_wrong_options_are_named_at_once() -> None:
-    options = {"levl": "x", "level": "durabel", "columns": " ", "rows_per_partition": "-1", "filter": "", "path": " "}
+WRONG_OPTIONS: dict[str, dict[str, str]] = {
+    "all at once": {
+        "levl": "x",
+        "level": "durabel",
+        "columns": " ",
+        "rows_per_partition": "-1",
+        "filter": "",
+        "path": " ",
+    },
+    **{name: {name: "x"} for name in ("storage_options", "storage_options.", "paths", "storage_optoins.region")},
+    **{f"columns = {text}": {"columns": text} for text in ("[1]", "[", "[]")},
+    "a certificate without its key": {"tls_ca": "ca.pem", "tls_cert": "c.pem"},
+}
+
+
+@pytest.mark.parametrize("case", WRONG_OPTIONS)
+def test_wrong_options_are_refused_by_name(case: str) -> None:
     with raises(Invalid):
-        ReadOptions.of(options)
+        ReadOptions.of({"path": "t.lance"} | WRONG_OPTIONS[case])
 
 
-@pytest.mark.parametrize("name", ["storage_options", "storage_options.", "paths", "storage_optoins.region"])
-def test_names_that_only_look_like_options_are_refused(name: str) -> None:
-    with raises(Invalid):
-        ReadOptions.of({"path": "t.lance", name: "x"})
-
-
-@pytest.mark.parametrize(
-    ("text", "names"),
-    [("a, b,a", ("a", "b")), ('["a,b", "c"]', ("a,b", "c")), ("[1]", None), ("[", None), ("[]", None)],
-)
-def test_columns_are_names_by_commas_or_a_json_list(text: str, names: tuple[str, ...] | None) -> None:
-    options = {"path": "t.lance", "columns": text}
-    if names is not None:
-        assert ReadOptions.of(options).columns == names
-        return
-    with raises(Invalid):
-        ReadOptions.of(options)
+@pytest.mark.parametrize(("text", "names"), [("a, b,a", ("a", "b")), ('["a,b", "c"]', ("a,b", "c"))])
+def test_columns_are_names_by_commas_or_a_json_list(text: str, names: tuple[str, ...]) -> None:
+    assert ReadOptions.of({"path": "t.lance", "columns": text}).columns == names
 
 
 def test_secrets_are_resolved_where_they_are_used_and_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,11 +83,8 @@ def test_secrets_are_resolved_where_they_are_used_and_never_shown(monkeypatch: p
     assert SECRET not in str(vars(MemWalSource({**options, "storage_options.secret_access_key": SECRET})))
 
 
-def test_a_client_certificate_needs_its_key() -> None:
-    given = {"path": "t.lance", "tls_ca": "ca.pem", "tls_cert": "c.pem"}
-    with raises(Invalid):
-        ReadOptions.of(given)
-    access = ReadOptions.of({**given, "tls_key": "k.pem"}).access
+def test_access_is_by_a_certificate_and_its_key() -> None:
+    access = ReadOptions.of({"path": "t.lance", "tls_ca": "ca.pem", "tls_cert": "c.pem", "tls_key": "k.pem"}).access
     assert (access.tls_ca, access.tls_cert, access.tls_key) == ("ca.pem", "c.pem", "k.pem")
 
 
