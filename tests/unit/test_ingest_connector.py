@@ -31,6 +31,7 @@ from memwal.ingest.spark.connector.spark_rows import (
     schema_of_columns,
     spark_batches,
 )
+from tests.conftest import extent
 from tests.messages import raises
 
 SECRET = "never-to-be-shown-6174"
@@ -286,7 +287,7 @@ def test_micro_batches_of_any_size_have_every_change_once_over_resizes(uri: str,
             table.close()
             resized(uri, count)
             table = table_of(uri)
-        for n in range(5):
+        for n in range(extent(3, 5)):
             put(table, range(n, n + 6), 10 * number + n)
             if key:
                 table.delete([n])
