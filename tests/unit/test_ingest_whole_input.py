@@ -82,7 +82,7 @@ def test_of_more_bytes_than_it_may_keep_nothing_is_sent_and_the_receipt_says_so(
     (receipt,) = task(most=batches[0].nbytes + 1)(left)
     assert receipt["said"].to_pylist() == [TOO_MANY]
     assert receipt["rows"].to_pylist() == [0]
-    assert next(left, None) is None, "Spark's worker goes on with the next task only where all was read"
+    assert next(left, None) is None, "Spark's worker continues with the next task only if all was read"
     assert not table.scan(["id"]).read_all().num_rows
     assert sum(answer["rows"][0].as_py() for answer in task()(ended(batches))) == 60
 
@@ -134,7 +134,7 @@ def test_paths_are_asked_for_before_anything_is_sent_where_they_would_be_told_or
         left = ended(batches)
         (receipt,) = asked(left)
         assert receipt["said"].to_pylist() == [PATHS_NEEDED]
-        assert next(left, None) is None, "Spark's worker goes on with the next task only where all was read"
+        assert next(left, None) is None, "Spark's worker continues with the next task only if all was read"
     assert not table.scan(["id"]).read_all().num_rows
 
 
