@@ -92,10 +92,9 @@ def test_a_vector_without_a_distance_is_refused_with_its_row(
     for place in (0, 2):
         vectors = [list(each) for each in GOOD]
         vectors[place] = vector
-        bad = vector_rows(table, range(3), vectors)
         for refusing in (table.check, table.apply):
             with pytest.raises(InvalidRows) as refused:
-                refusing(bad)
+                refusing(vector_rows(table, range(3), vectors))
             assert (refused.value.column, refused.value.row) == ("vector", place)
     assert table.usage() == usage
     assert nearest(table, [1.0, 0.1]) == found
