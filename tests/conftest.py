@@ -248,6 +248,12 @@ def packages() -> Packages:
     return Packages(files, newest, changed, {name: frozenset(found) for name, found in versions.items()})
 
 
+@pytest.fixture(scope="session")
+def real_packages() -> pa.Table:
+    """Return the same packages as an Arrow table, before their updates."""
+    return pa.concat_tables(pq.read_table(file) for file in sorted(PACKAGES.glob("01-packages-*.parquet")))
+
+
 # ---- processes -----------------------------------------------------------------------------------------------------
 
 

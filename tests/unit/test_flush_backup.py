@@ -486,7 +486,7 @@ def test_a_restore_that_is_resumed_while_it_works_stops(
             monkeypatch.setattr(restoring, "_expect_ours", lambda *_: None)
             monkeypatch.setattr(restoring, "versions", lambda _: [])
 
-    once(module, step, newer, after=True)
+    once(restoring, step, newer, after=True)
     with raises(InvalidBackup):
         restored(*places)
     assert [path.read_bytes() for path in Path(places[1], "_versions").glob("*.manifest")] == made

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import decimal
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -86,19 +85,6 @@ def test_a_column_that_must_have_a_value_may_be_null_in_a_delete() -> None:
     admits.check(delete.rows, deletes=True)
     with raises(InvalidRows):
         admits.check(missing.rows, deletes=False)
-
-
-@pytest.mark.parametrize(
-    "rows",
-    [
-        {"id": [1], "w": [1]},
-        {"v": [1]},
-        {"id": ["x"], "v": [1]},
-    ],
-)
-def test_columns_that_do_not_fit_are_refused_by_the_callers_thread(rows: dict[str, Any]) -> None:
-    with raises((InvalidRows, Invalid)):
-        admission(pa.field("v", pa.int64())).conform(pa.table(rows))
 
 
 def test_offsets_that_lie_outside_of_their_buffer_are_refused_before_they_are_followed() -> None:

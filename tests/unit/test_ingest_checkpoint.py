@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 from memwal import Invalid
 from memwal.flush.base.setup import Restored
 from memwal.ingest.settings.load import load
+from memwal.ingest.settings.sections import Settings
 from memwal.ingest.spark.pipeline.checkpoint import (
     MARKER,
     locked,
@@ -31,6 +33,19 @@ class Marked:
     """A table with only the attributes that a mark in a checkpoint needs."""
 
     table_id: str
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return load({"table": {"uri": str(tmp_path / "t")}, "sink": {"checkpoint": str(tmp_path / "c")}}, {})
+
+
+def noting(at: Path, **numbers: Sequence[int]) -> None:
+    """Write the offsets and commits of a checkpoint, as Spark does."""
+    for name, each in numbers.items():
+        (at / name).mkdir(parents=True, exist_ok=True)
+        for number in each:
+            (at / name / str(number)).touch()
 
 
 def test_a_second_run_is_refused_until_the_first_has_ended(tmp_path: Path) -> None:
@@ -63,9 +78,8 @@ def test_a_run_that_was_killed_holds_nothing(tmp_path: Path) -> None:
 
 
 def test_a_run_that_is_killed_while_it_marks_the_checkpoint_leaves_a_whole_marker(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = load({"table": {"uri": str(tmp_path / "t")}, "sink": {"checkpoint": str(tmp_path / "c")}}, {})
     base = Marked("first")
     mark_checkpoint(settings, base)  # type: ignore[arg-type]
     opened = Path.open
@@ -81,11 +95,9 @@ def test_a_run_that_is_killed_while_it_marks_the_checkpoint_leaves_a_whole_marke
     assert (tmp_path / "c" / MARKER).read_text() == "first\n"
 
 
-def test_a_checkpoint_notes_what_was_begun_and_done(tmp_path: Path) -> None:
-    settings = load({"table": {"uri": str(tmp_path / "t")}, "sink": {"checkpoint": str(tmp_path / "c")}}, {})
+def test_a_checkpoint_notes_what_was_begun_and_done(settings: Settings, tmp_path: Path) -> None:
     assert noted(settings) is None
-    for name in ("offsets", "commits"):
-        (tmp_path / "c" / name).mkdir(parents=True)
+    noting(tmp_path / "c", offsets=[], commits=[])
     (tmp_path / "c" / "metadata").write_text('{"id":"q"}')
     assert noted(settings) == ("q", -1, -1)
     done = -1
@@ -101,25 +113,27 @@ def test_a_checkpoint_notes_what_was_begun_and_done(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("offsets", "newest", "refused"),
-    [([], None, None), ([], 0, 0), ([0], 0, None), ([0], 1, 1), ([8, 9], 9, None), ([8, 9], 10, 10), ([8, 9], 12, 10)],
+    [
+        ([], None, False),
+        ([], 0, True),
+        ([0], 0, False),
+        ([0], 1, True),
+        ([8, 9], 9, False),
+        ([8, 9], 10, True),
+        ([8, 9], 12, True),
+    ],
 )
 def test_a_checkpoint_without_the_offsets_of_what_regions_have_is_refused(
-    offsets: list[int], newest: int | None, refused: int | None, tmp_path: Path
+    offsets: list[int], newest: int | None, refused: bool, settings: Settings, tmp_path: Path
 ) -> None:
-    settings = load({"table": {"uri": str(tmp_path / "t")}, "sink": {"checkpoint": str(tmp_path / "c")}}, {})
     refuse_set_back(settings, lambda _: pytest.fail("there is no query to ask for"))
-    (tmp_path / "c" / "offsets").mkdir(parents=True)
-    for number in offsets:
-        (tmp_path / "c" / "offsets" / str(number)).touch()
+    noting(tmp_path / "c", offsets=offsets)
     if offsets:
         with raises(Invalid):
             refuse_set_back(settings, lambda _: None)
     (tmp_path / "c" / "metadata").write_text('{"id":"q"}')
-    if refused is None:
+    with raises(Invalid) if refused else nullcontext():
         refuse_set_back(settings, {"q": newest}.get)
-    else:
-        with raises(Invalid):
-            refuse_set_back(settings, {"q": newest}.get)
 
 
 @dataclass
@@ -135,29 +149,20 @@ class Table:
 @pytest.mark.parametrize(
     ("offsets", "commits", "queries", "refused"),
     [
-        ([7, 8], [7], {"q": 8}, ""),
-        ([7, 8], [7, 8], {"q": 8}, "micro-batch 8 as done, the backup has up to 8, .*above 8 from .*above 7 from"),
-        ([7, 8, 9], [7, 8], {"q": 8}, "micro-batch 8 as done, the backup has up to 8"),
-        ([8, 9], [7, 8, 9], {"q": 8}, "micro-batch 9 as done, the backup has up to 8, .*above 8 from .*above 7 from"),
-        (
-            [9, 10],
-            [9, 10],
-            {"q": 8},
-            "the backup has up to 8, so rows may be left out; set sink.checkpoint to a new one",
-        ),
-        ([0], [], {}, ""),
-        ([0], [0], {}, "micro-batch 0 as done, the backup has none of them, so .* left out; set sink.checkpoint to a"),
-        ([0], [0], {"other": 5}, "the backup has none of them"),
+        ([7, 8], [7], {"q": 8}, False),
+        ([7, 8], [7, 8], {"q": 8}, True),
+        ([7, 8, 9], [7, 8], {"q": 8}, True),
+        ([8, 9], [7, 8, 9], {"q": 8}, True),
+        ([9, 10], [9, 10], {"q": 8}, True),
+        ([0], [], {}, False),
+        ([0], [0], {}, True),
+        ([0], [0], {"other": 5}, True),
     ],
 )
 def test_a_checkpoint_newer_than_the_backup_of_a_restored_table_is_refused(
-    offsets: list[int], commits: list[int], queries: dict[str, int], refused: str, tmp_path: Path
+    offsets: list[int], commits: list[int], queries: dict[str, int], refused: bool, settings: Settings, tmp_path: Path
 ) -> None:
-    settings = load({"table": {"uri": str(tmp_path / "t")}, "sink": {"checkpoint": str(tmp_path / "c")}}, {})
-    for name, numbers in (("offsets", offsets), ("commits", commits)):
-        (tmp_path / "c" / name).mkdir(parents=True)
-        for number in numbers:
-            (tmp_path / "c" / name / str(number)).touch()
+    noting(tmp_path / "c", offsets=offsets, commits=commits)
     (tmp_path / "c" / "metadata").write_text('{"id":"q"}')
     now = (tmp_path / "c" / "metadata").stat().st_mtime
 
@@ -169,10 +174,7 @@ def test_a_checkpoint_newer_than_the_backup_of_a_restored_table_is_refused(
     (tmp_path / "t" / "restored.json").write_text(json.dumps({"queries": queries}))
     restored = Table("new", Restored("old", now), where)
     (tmp_path / "c" / MARKER).write_text("old\n")
-    if refused:
-        with raises(Invalid):
-            check(restored)
-    else:
+    with raises(Invalid) if refused else nullcontext():
         check(restored)
     # Noted as done well before the backup began, so it is whole in the backup.
     if commits and commits[-1] == queries.get("q"):

@@ -48,12 +48,12 @@ class Region:
         if above not in (None, self.version):
             raise BaseChanged
         names = [name for name in columns if name != TOMBSTONE]
-        merged = MergedView(SimpleNamespace(get=self._in_base), (Stack(view.memtables),), ["id"])  # type: ignore[arg-type]
+        merged = MergedView(SimpleNamespace(get=self.in_base), (Stack(view.memtables),), ["id"])  # type: ignore[arg-type]
         parts = [rows for rows, _ in merged.rows_of(keys, names, tombstones=True, base=above is None)]
         fields = [BASE.field(name) for name in names]
         return concatenate(parts, pa.schema([*fields, pa.field(TOMBSTONE, pa.bool_())])).select(list(columns))
 
-    def _in_base(self, keys: pa.Table, columns: list[str]) -> tuple[pa.Table, Any]:
+    def in_base(self, keys: pa.Table, columns: list[str]) -> tuple[pa.Table, Any]:
         asked = keys["id"].to_pylist()
         self.looked_at += asked
         at = [number for number, id in enumerate(asked) if id in self.base]
@@ -176,7 +176,7 @@ def test_a_lookup_that_fails_writes_nothing(tmp_path: Path) -> None:
     def fail(*_: object) -> pa.Table:
         raise wal.StoreUnavailable("storage hangs")
 
-    region._in_base = fail  # type: ignore[method-assign]
+    region.in_base = fail  # type: ignore[method-assign]
     region.serve(asked := delete(1, version=CHANGED))
     assert isinstance(asked.done.exception(), wal.StoreUnavailable)
     assert region.core.status()["wal_position"] == entries

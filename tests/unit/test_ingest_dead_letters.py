@@ -1,17 +1,26 @@
-"""The table of dead letters holds each letter once, however often it is written, and a write reads no old letters."""
+"""Dead letters: which rows of a batch are bad, when there are too many, and a table that holds each letter once."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import lance
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from memwal.ingest.errors import Invalid, Unavailable
-from memwal.ingest.spark.dlq.table import SCHEMA, DeadLetters, Note, Replay, digest, sql_time
+from memwal.ingest.spark.dlq.bad_rows import BadRate, BadRow, as_json, problems_of, readable_row, unfit_of
+from memwal.ingest.spark.dlq.sources import rows_of_json
+from memwal.ingest.spark.dlq.table import SCHEMA, DeadLetters, Note, Replay, sql_time
+from memwal.ingest.spark.source.columns import PROBLEM
+from memwal.memtable import InvalidRows
 from memwal.wal import SystemIds
 from tests.messages import raises
 from tests.support.clock import FakeClock
@@ -159,10 +168,6 @@ def test_a_table_made_anew_has_another_name(at: str, tmp_path: Path) -> None:
     assert opened(at).name == opened(at).name != opened(str(tmp_path / "other.dlq")).name
 
 
-def test_the_digest_is_of_a_set() -> None:
-    assert digest(["0a", "0b"]) == digest(["0b", "0a"]) == digest(["0a"]) ^ digest(["0b"])
-
-
 def test_a_table_that_is_older_than_headers_gets_their_column(tmp_path: Path) -> None:
     at = str(tmp_path / "old.dlq")
     old = SCHEMA.remove(SCHEMA.get_field_index("raw_headers"))
@@ -176,3 +181,167 @@ def test_a_table_that_is_older_than_headers_gets_their_column(tmp_path: Path) ->
     assert found.append(pa.Table.from_pylist([row], schema=SCHEMA).to_batches(), "q", 4) == 1
     assert lance.dataset(at).to_table()["raw_headers"].to_pylist() == [row["raw_headers"]]
     assert DeadLetters.create(at, {}, FakeClock(), SystemIds()).dataset.version == lance.dataset(at).version
+
+
+def refuse_negative(rows: pa.RecordBatch) -> None:
+    for row, value in enumerate(rows["n"].to_pylist()):
+        if value < 0:
+            raise InvalidRows(f"column 'n' is {value} in row {row}", column="n", row=row)
+
+
+@given(st.lists(st.integers(-3, 20), max_size=40))
+def test_exactly_the_rows_at_fault_are_found(values: list[int]) -> None:
+    found, _ = unfit_of(pa.record_batch({"n": pa.array(values, pa.int64())}), refuse_negative)
+    wrong = {row: value for row, value in enumerate(values) if value < 0}
+    assert found == {row: BadRow("fit", "n", f"column 'n' is {value}") for row, value in wrong.items()}
+
+
+def test_few_checks_find_few_rows() -> None:
+    checks = 0
+
+    def counted(rows: pa.RecordBatch) -> None:
+        nonlocal checks
+        checks += 1
+        refuse_negative(rows)
+
+    values = [-1 if row % 1000 == 500 else row for row in range(4000)]
+    assert len(unfit_of(pa.record_batch({"n": values}), counted)[0]) == 4
+    assert checks < 4 * 2 * 13
+    checks = 0
+    assert unfit_of(pa.record_batch({"n": range(4000)}), counted)[0] == {}
+    assert checks == 1
+
+
+def test_columns_that_fit_no_row_are_no_bad_row() -> None:
+    def refuse(rows: pa.RecordBatch) -> None:
+        raise InvalidRows("column 'x' is not in the table", column="x")
+
+    with raises(InvalidRows):
+        unfit_of(pa.record_batch({"x": [1, 2]}), refuse)
+
+
+def test_what_the_mapping_says_keeps_its_stage() -> None:
+    batch = pa.record_batch({PROBLEM: ["parse: no JSON: x", None, "map: no such field", "strange: thing"]})
+    assert problems_of(batch) == {
+        0: BadRow("parse", None, "no JSON: x"),
+        2: BadRow("map", None, "no such field"),
+        3: BadRow("map", None, "strange: thing"),
+    }
+    assert problems_of(pa.record_batch({"x": [1]})) == {}
+
+
+def test_a_row_as_json_is_read_back_as_the_same_row() -> None:
+    row = {
+        "id": 2**63,
+        "text": 'quote " and \u2028 é',
+        "bytes": b"\x00\xff",
+        "at": datetime(2026, 1, 2, 3, 4, 5, 678, UTC),
+        "local": datetime(2026, 1, 2, 3, 4, 5),  # noqa: DTZ001 - a column without a zone
+        "day": date(2026, 1, 2),
+        "vector": [0.5, -1.0],
+        "flag": False,
+        "price": Decimal("1.50"),
+        "nested": [{"raw": b"\xff", "day": date(2026, 1, 2), "price": Decimal(2)}, None],
+        "nothing": None,
+    }
+    nested = pa.struct([("raw", pa.binary()), ("day", pa.date32()), ("price", pa.decimal128(10, 2))])
+    schema = pa.schema(
+        [
+            ("id", pa.uint64()),
+            ("text", pa.string()),
+            ("bytes", pa.binary()),
+            ("at", pa.timestamp("us", "UTC")),
+            ("local", pa.timestamp("us")),
+            ("day", pa.date32()),
+            ("vector", pa.list_(pa.float32(), 2)),
+            ("flag", pa.bool_()),
+            ("price", pa.decimal128(10, 2)),
+            ("nested", pa.list_(nested)),
+            ("nothing", pa.int64()),
+        ]
+    )
+    raw = as_json(row | {"id": Decimal(2**63)})  # Spark's type for it
+    assert "nothing" not in json.loads(raw)
+    mapped = rows_of_json(pa.table({"raw_value": [raw]}), schema)
+    assert mapped.rows.to_pylist() == [row]
+
+
+def test_letters_that_are_no_rows_say_why_and_the_others_pass() -> None:
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("name", pa.string())])
+    raw = [b'{"id": 1, "more": 2}', b"{", b'{"id": "x"}', b"[1]", None, b'{"id": 2, "name": "b"}', b'{"name": "c"}']
+    mapped = rows_of_json(pa.table({"raw_value": pa.array(raw, pa.binary())}), schema)
+    assert mapped.rows["id"].to_pylist() == [1, 2, None]
+    assert mapped.of == [0, 5, 6]
+    assert sorted(mapped.failed) == [1, 2, 3, 4]
+    assert "'id' cannot become int64" in mapped.failed[2].reason
+
+
+@pytest.mark.parametrize(
+    ("kind", "fits", "misfits"),
+    [
+        (pa.int64(), 5, 5.5),
+        (pa.int8(), 5, 300),
+        (pa.int64(), 5, True),
+        (pa.int64(), 5, "5"),
+        (pa.float32(), 1.5, 1e300),
+        (pa.timestamp("us"), "2026-01-02T03:04:05", 1_700_000_000),
+        (pa.timestamp("us", "UTC"), "2026-01-02T03:04:05Z", "2026-01-02T03:04:05"),
+        (pa.timestamp("us"), "2026-01-02T03:04:05", "2026-01-02T03:04:05Z"),
+        (pa.date32(), "2026-01-02", "2026-01-02T03:04:05"),
+        (pa.date32(), "2026-01-02", 5),
+        (pa.decimal128(10, 2), 0.5, 0.125),
+        (pa.list_(pa.int32()), [5], [5, 5.5]),
+        (pa.list_(pa.float32(), 2), [1, 2], [1, 2, 3]),
+        (pa.struct([("n", pa.int64())]), {"n": 5}, {"n": 5.5}),
+        (pa.struct([("n", pa.int64())]), {"n": 5}, {"n": 5, "m": 6}),
+        (pa.bool_(), True, 1),
+    ],
+)
+def test_a_letter_of_a_file_is_read_as_strictly_as_one_of_kafka(kind: pa.DataType, fits: Any, misfits: Any) -> None:
+    raw = [json.dumps({"c": value}).encode() for value in (fits, misfits, None)]
+    mapped = rows_of_json(pa.table({"raw_value": raw}), pa.schema([("c", kind)]))
+    assert mapped.of == [0, 2]
+    assert mapped.failed[1].column == "c"
+    assert "column 'c' cannot become" in mapped.failed[1].reason
+
+
+def test_a_time_with_an_offset_says_which_type_to_declare() -> None:
+    raw = [json.dumps({"c": value}).encode() for value in ("2026-01-02T03:04:05Z", 1.5)]
+    mapped = rows_of_json(pa.table({"raw_value": raw}), pa.schema([("c", pa.timestamp("ms"))]))
+    assert "declare the column timestamp[ms, UTC]" in mapped.failed[0].reason
+    assert "numbers need a unit" in mapped.failed[1].reason
+
+
+def test_a_float_that_is_no_number_is_one_of_a_row_as_json() -> None:
+    raw = as_json({"c": float("nan"), "d": float("inf")})
+    schema = pa.schema([("c", pa.float64()), ("d", pa.float32())])
+    assert str(rows_of_json(pa.table({"raw_value": [raw]}), schema).rows.to_pylist()) == "[{'c': nan, 'd': inf}]"
+
+
+def test_text_that_is_not_utf8_is_not_replayed_as_other_text() -> None:
+    damaged = pa.record_batch([pa.array([b"caf\xe9"]).view(pa.string())], ["c"])
+    raw = as_json(readable_row(damaged, 0))
+    assert b"caf\xe9" in raw
+    assert rows_of_json(pa.table({"raw_value": [raw]}), pa.schema([("c", pa.string())])).failed[0].stage == "parse"
+
+
+def test_a_time_that_python_does_not_have_does_not_end_the_task() -> None:
+    far = pa.record_batch([pa.array([2**60]).view(pa.timestamp("us"))], ["c"])
+    assert b"38504-" in as_json(readable_row(far, 0))
+
+
+def test_too_many_bad_rows_are_told_with_their_share() -> None:
+    rate = BadRate(max_percent=10, window=100)
+    assert rate.with_more(50, 50) is None, "too few rows to tell"
+    said = rate.with_more(60, 0)
+    assert said is not None
+    assert "50 of the last 110 rows (45.5 %)" in said
+    assert rate.with_more(100, 10) is None, "exactly the share that is allowed; older rows are no longer counted"
+    assert rate.with_more(100, 11) is not None
+
+
+def test_all_may_be_bad_or_none() -> None:
+    assert BadRate(100, 1).with_more(5, 5) is None
+    assert BadRate(0, 1).with_more(5, 0) is None
+    assert BadRate(0, 1).with_more(5, 1) is not None
+    assert BadRate(0, 1).with_more(0, 0) is None

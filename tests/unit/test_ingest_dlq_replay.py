@@ -90,16 +90,25 @@ def world(tmp_path: Path) -> Any:
         each.table.close()
 
 
-class Dying:
-    """A table whose put ends the process, before or after the rows are written."""
+class Putting:
+    """A table whose put is `put`, which gets the rows and the table's own put of them."""
 
-    def __init__(self, table: Any, after: bool) -> None:
-        self._table, self._after, self.applied = table, after, table.applied
+    def __init__(self, table: Any, put: Callable[[pa.Table, Callable[[], Any]], Any]) -> None:
+        self._table, self._put, self.applied = table, put, table.applied
 
-    def put(self, rows: pa.Table, *, missing: Any, token: Any) -> Any:
-        if self._after:
-            self._table.put(rows, missing=missing, token=token)
+    def put(self, rows: pa.Table, **given: Any) -> Any:
+        return self._put(rows, lambda: self._table.put(rows, **given))
+
+
+def dying(table: Any, *, after: bool) -> Putting:
+    """Return a table whose put ends the process, before or after the rows are written."""
+
+    def put(_: pa.Table, done: Callable[[], Any]) -> Any:
+        if after:
+            done()
         raise KeyboardInterrupt
+
+    return Putting(table, put)
 
 
 def test_letters_that_fit_go_into_the_table_and_the_others_stay(world: Callable[..., World]) -> None:
@@ -186,7 +195,7 @@ def test_a_replay_that_was_cut_off_is_finished_by_the_next_one(world: Callable[.
     at = world(key=())
     at.write(*({"id": n, "n": n} for n in range(20)))
     with pytest.raises(KeyboardInterrupt):
-        at.replay(Dying(at.table, after))
+        at.replay(dying(at.table, after=after))
     assert at.left() == list(range(20))
     assert at.replay().replayed == 20
     assert at.ids() == list(range(20))
@@ -202,13 +211,7 @@ def test_what_was_applied_before_is_gone_though_less_of_it_fits_now(
     at = world(key=())
     at.write(*({"id": n, "n": n} for n in range(20)))
     with pytest.raises(KeyboardInterrupt):
-        at.replay(Dying(at.table, after=True))
-
-    class Unanswered:
-        applied = at.table.applied
-
-        def put(self, rows: pa.Table, *, missing: Any, token: Any) -> Any:
-            return replace(at.table.put(rows, missing=missing, token=token), applied=True)
+        at.replay(dying(at.table, after=True))
 
     fitting = Replaying._fitting
 
@@ -217,7 +220,7 @@ def test_what_was_applied_before_is_gone_though_less_of_it_fits_now(
         return names[:fit], rows.slice(0, fit)
 
     monkeypatch.setattr(Replaying, "_fitting", fewer)
-    at.replay(Unanswered())
+    at.replay(Putting(at.table, lambda _, put: replace(put(), applied=True)))
     monkeypatch.undo()
     at.replay()
     assert at.left() == []
@@ -263,7 +266,7 @@ def test_a_replay_that_was_under_way_in_a_table_that_was_put_back_begins_anew(wo
     at.table.put([{"id": 1, "n": 1}])
     at.write({"id": 1, "n": 2})
     with pytest.raises(KeyboardInterrupt):
-        at.replay(Dying(at.table, after=False))
+        at.replay(dying(at.table, after=False))
     reserved = at.opened().dataset.version
     assert at.replay().replayed == 1
     at.write({"id": 2, "n": 2}, batch=1)
@@ -279,14 +282,11 @@ def test_two_replays_at_once_put_each_letter_once(world: Callable[..., World]) -
     at = world(key=())
     at.write(*({"id": n, "n": n} for n in range(20)))
 
-    class BesideAnother:
-        applied = at.table.applied
+    def after_another(_: pa.Table, put: Callable[[], Any]) -> Any:
+        at.replay()  # from its beginning to its end
+        return put()
 
-        def put(self, rows: pa.Table, *, missing: Any, token: Any) -> Any:
-            at.replay()  # from its beginning to its end
-            return at.table.put(rows, missing=missing, token=token)
-
-    assert at.replay(BesideAnother()).replayed == 0
+    assert at.replay(Putting(at.table, after_another)).replayed == 0
     assert at.ids() == list(range(20))
     assert at.left() == []
 
@@ -295,15 +295,12 @@ def test_rows_that_their_region_refuses_are_found_and_the_others_are_put(world: 
     at = world(key="id")
     at.write(*({"id": n, "n": n} for n in range(16)))
 
-    class Refuses:
-        applied = at.table.applied
+    def refuse(rows: pa.Table, put: Callable[[], Any]) -> Any:
+        if not {3, 11}.isdisjoint(rows["id"].to_pylist()):
+            raise memwal.Invalid("neither 3 nor 11")
+        return put()
 
-        def put(self, rows: pa.Table, *, missing: Any, token: Any) -> Any:
-            if not {3, 11}.isdisjoint(rows["id"].to_pylist()):
-                raise memwal.Invalid("neither 3 nor 11")
-            return at.table.put(rows, missing=missing, token=token)
-
-    outcome = at.replay(Refuses())
+    outcome = at.replay(Putting(at.table, refuse))
     assert (outcome.replayed, outcome.stay) == (14, {"refused: neither 3 nor 11": 2})
     assert at.left() == [3, 11]
     assert at.ids() == [n for n in range(16) if n not in (3, 11)]

@@ -86,71 +86,58 @@ def only(root: Path, pattern: str) -> Path:
     return found
 
 
-def test_a_manifest_shows_every_field_and_its_ssts(root: Path) -> None:
-    manifest = wal.ManifestStore(wal.open_store(str(root)), REGION).latest()
-    assert manifest is not None
-    text = printed(root / layout.manifest_key(REGION, manifest.version))
-
-    for shown in (str(REGION), "writer epoch", "replay after position", "ACTIVE", manifest.ssts[0].path):
-        assert shown in text
-    assert text.split("writer epoch")[1].split()[0] == "2"
-    assert text.split("current generation")[1].split()[0] == "2"
-    assert text.split("replay after position")[1].split()[0] == "2"
-
-
-def test_an_entry_shows_its_header_and_first_rows(root: Path) -> None:
-    text = printed(root / layout.entry_key(REGION, 1, "lance"))
-
-    assert "loader:7" in text
-    assert text.split("rows")[1].split()[0] == "8"
-    assert "first 5 of 8 rows" in text
-    assert "row[4]" in text
-    assert "row[5]" not in text
-    assert "[0.5, 0.5, 0.5, …] (4)" in text
+SHOWN: dict[str, tuple[str, dict[str, str], list[str]]] = {
+    "manifest": (
+        "manifest/*.binpb",
+        {"writer epoch": "2", "current generation": "2", "replay after position": "2"},
+        [str(REGION), "ACTIVE", "_gen_1"],
+    ),
+    "entry": ("wal/1", {"rows": "8"}, ["loader:7", "first 5 of 8 rows", "row[4]", "[0.5, 0.5, 0.5, …] (4)"]),
+    "part of a batch": ("wal/2", {"tombstones": "1"}, ["spark:4", "does not close it"]),
+    "sentinel": ("wal/3", {}, ["yes: it fences older writers"]),
+    "SST": (
+        "*_gen_1",
+        {"key sidecar rows": "8", "bloom filter bytes": "32", "tombstones": "1"},
+        ["yes, in manifest version", "no indexes"],
+    ),
+    "region": ("", {"WAL entries": "3", "not flushed": "1", "holes": "none"}, ["1 to 3"]),
+}
 
 
-def test_an_entry_tells_its_part_in_a_batch_and_its_tombstones(root: Path) -> None:
-    text = printed(root / layout.entry_key(REGION, 2, "lance"))
-
-    assert "spark:4" in text
-    assert "does not close it" in text
-    assert text.split("tombstones")[1].split()[0] == "1"
-
-
-def test_a_sentinel_is_called_one(root: Path) -> None:
-    assert "yes: it fences older writers" in printed(root / layout.entry_key(REGION, 3, "lance"))
-
-
-def test_an_sst_shows_rows_sidecar_and_bloom_filter(root: Path) -> None:
-    text = printed(only(root, "*_gen_1"))
-
-    assert text.split("key sidecar rows")[1].split()[0] == "8"
-    assert text.split("bloom filter bytes")[1].split()[0] == "32"
-    assert text.split("tombstones")[1].split()[0] == "1"
-    assert "yes, in manifest version" in text
+def place(root: Path, pattern: str) -> Path:
+    """Return the newest object of a pattern, or a log entry by its position."""
+    if pattern.startswith("wal/"):
+        return root / layout.entry_key(REGION, int(pattern.removeprefix("wal/")), "lance")
+    if pattern.startswith("manifest/"):
+        manifest = wal.ManifestStore(wal.open_store(str(root)), REGION).latest()
+        assert manifest is not None
+        return root / layout.manifest_key(REGION, manifest.version)
+    return only(root, pattern) if pattern else root / "_mem_wal" / str(REGION)
 
 
-def test_a_region_shows_its_manifest_and_the_range_of_its_log(root: Path) -> None:
-    text = printed(root / "_mem_wal" / str(REGION))
-
-    assert "1 to 3" in text
-    assert text.split("WAL entries")[1].split()[0] == "3"
-    assert text.split("not flushed")[1].split()[0] == "1"
-    assert text.split("holes")[1].split()[0] == "none"
+@pytest.mark.parametrize("kind", SHOWN)
+def test_an_object_is_shown_with_its_figures(root: Path, kind: str) -> None:
+    pattern, figures, texts = SHOWN[kind]
+    shown = printed(place(root, pattern))
+    assert {label: shown.split(label)[1].split()[0] for label in figures} == figures
+    assert [text for text in texts if text not in shown] == []
+    assert kind != "entry" or "row[5]" not in shown
 
 
 def test_a_table_shows_its_base_and_its_regions(root: Path) -> None:
     text = printed(root)
-
     for shown in ("size (btree)", "name string", str(REGION), "base version"):
         assert shown in text
     assert printed(f"file://{root}") == text
 
 
-def test_an_sst_shows_the_indexes_inside_it(root: Path, tmp_path: Path) -> None:
-    assert "no indexes" in printed(only(root, "*_gen_1"))
-    copy = tmp_path / "table"
-    shutil.copytree(root, copy)
+@pytest.fixture
+def copy(root: Path, tmp_path: Path) -> Path:
+    """Return a copy of the table, which a test may change."""
+    return Path(shutil.copytree(root, tmp_path / "table"))
+
+
+def test_an_sst_shows_the_indexes_inside_it(copy: Path) -> None:
     directory = only(copy, "*_gen_1")
     lance.dataset(str(directory)).create_scalar_index("size", "BTREE", name="size_idx")
     assert re.search(r"size_idx\s+BTree\s+size\s+8\s+\d", printed(directory))
@@ -159,7 +146,6 @@ def test_an_sst_shows_the_indexes_inside_it(root: Path, tmp_path: Path) -> None:
 def test_a_key_sidecar_shows_its_pages_and_rows(root: Path) -> None:
     directory = only(root, "*_gen_1") / "_pk_index"
     text = printed(directory)
-
     assert text.split("rows")[1].split()[0] == "8"
     assert text.split("in order")[1].split()[0] == "yes"
     assert re.search(r"0\s+row\[0\]\s+row\[7\]\s+0", text)
@@ -168,9 +154,7 @@ def test_a_key_sidecar_shows_its_pages_and_rows(root: Path) -> None:
     assert printed(directory / "page_lookup.lance") == text
 
 
-def test_a_key_sidecar_that_is_out_of_order_is_said_to_be(root: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "table"
-    shutil.copytree(root, copy)
+def test_a_key_sidecar_that_is_out_of_order_is_said_to_be(copy: Path) -> None:
     file = only(copy, "*_gen_1") / "_pk_index" / "page_data.lance"
     rows = LanceFileReader(str(file)).read_all().to_table()
     with LanceFileWriter(str(file), rows.schema, version="2.0") as writer:
@@ -179,11 +163,7 @@ def test_a_key_sidecar_that_is_out_of_order_is_said_to_be(root: Path, tmp_path: 
 
 
 @pytest.mark.parametrize(("keys", "blocks"), [(2_000, 32), (2_000, 128), (20_000, 1024)])
-def test_a_bloom_filter_shows_how_full_it_is_and_how_often_it_errs(
-    root: Path, tmp_path: Path, keys: int, blocks: int
-) -> None:
-    copy = tmp_path / "table"
-    shutil.copytree(root, copy)
+def test_a_bloom_filter_shows_how_full_it_is_and_how_often_it_errs(copy: Path, keys: int, blocks: int) -> None:
     file = only(copy, "*_gen_1") / "bloom_filter.bin"
     file.write_bytes(bloom_bytes(pa.table({"name": [f"held {n}" for n in range(keys)]}), blocks))
     text = printed(file)
@@ -205,9 +185,7 @@ def test_a_bloom_filter_that_cannot_tell_keys_apart_is_said_to(tmp_path: Path) -
         assert "all keys pass: Lance does not hash keys of int16" in printed(file)
 
 
-def test_a_commit_plan_shows_its_range_and_what_became_of_it(root: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "table"
-    shutil.copytree(root, copy)
+def test_a_commit_plan_shows_its_range_and_what_became_of_it(copy: Path) -> None:
     plan = copy / plan_key(REGION, 1)
     plan.parent.mkdir(exist_ok=True)
     plan.write_text('{"first": 1, "last": 1, "by": "somebody"}')
@@ -233,9 +211,7 @@ def test_a_commit_plan_shows_its_range_and_what_became_of_it(root: Path, tmp_pat
         ("bloom_filter.bin", "bloom_filter.bin"),
     ],
 )
-def test_a_damaged_part_is_named_in_one_line(root: Path, tmp_path: Path, file: str, path: str) -> None:
-    copy = tmp_path / "table"
-    shutil.copytree(root, copy)
+def test_a_damaged_part_is_named_in_one_line(copy: Path, file: str, path: str) -> None:
     directory = only(copy, "*_gen_1")
     for each in directory.glob(file):
         each.write_bytes(each.read_bytes()[:-5])
@@ -269,7 +245,6 @@ def test_inspecting_changes_nothing(root: Path) -> None:
 )
 def test_what_is_none_of_these_is_refused_with_what_can_be_inspected(root: Path, path: str) -> None:
     asked = root / path.format(region=REGION)
-
     with raises(Invalid) as raised:
         describe(str(asked))
     assert str(asked) in str(raised.value)

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
-from memwal.ingest.errors import Invalid, Unavailable
+from memwal.ingest.errors import Invalid
 from memwal.ingest.service.rpc.wire import (
     StreamSum,
     closed_with,
@@ -153,12 +153,6 @@ def test_an_error_keeps_its_kind_and_details() -> None:
     found = from_flight(raised.value, "grpc://127.0.0.1:1")
     assert isinstance(found, Invalid)
     assert (found.message, found.details) == ("column 'x' is null in row 3", {"column": "x", "row": 3})
-
-
-def test_no_answer_is_unavailable_and_names_the_endpoint() -> None:
-    found = from_flight(flight.FlightUnavailableError("refused"), "grpc://127.0.0.1:1")
-    assert isinstance(found, Unavailable)
-    assert "grpc://127.0.0.1:1" in found.message
 
 
 @pytest.mark.parametrize("padding", range(8))

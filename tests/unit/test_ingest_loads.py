@@ -212,38 +212,32 @@ def test_wrong_texts_are_refused_by_file_row_and_column(base: BaseTable, tmp_pat
         check_files(base, find_files([str(tmp_path / name)], None, {}))
 
 
-@pytest.mark.parametrize(
-    ("column", "values"),
-    [
-        ("small", pa.array([1] * 9000 + [300], pa.int64())),
-        ("id", pa.array([*range(9000), None], pa.int64())),
-        ("name", pa.array(range(9001))),
-        ("total", pa.array(["1"] * 9001)),
-        ("_tombstone", pa.array([True] * 9001)),
-    ],
-)
-def test_wrong_columns_of_parquet(base: BaseTable, tmp_path: Path, column: str, values: pa.Array) -> None:
-    table = pa.table({"id": pa.array(range(9001)), column: values} if column != "id" else {"id": values})
-    pa.parquet.write_table(table, tmp_path / "a.parquet")
+def vectors(second: list[Any]) -> pa.Table:
+    return pa.table({"id": [1, 2], "vector": pa.array([[1.0, 2.0, 3.0], second], pa.list_(pa.float32()))})
+
+
+TWICE = pa.table([pa.array([1]), pa.array(["x"]), pa.array(["y"])], ["id", "name", "name"])
+WRONG_TABLES: dict[str, tuple[str, pa.Table]] = {
+    "out of range": ("a.pq", pa.table({"id": range(9001), "small": [1] * 9000 + [300]})),
+    "a null key": ("a.pq", pa.table({"id": [*range(9000), None]})),
+    "numbers as text": ("a.pq", pa.table({"id": range(9001), "name": range(9001)})),
+    "text as numbers": ("a.pq", pa.table({"id": range(9001), "total": ["1"] * 9001})),
+    "the column of deletes": ("a.pq", pa.table({"id": range(9001), "_tombstone": [True] * 9001})),
+    **{f"a column twice, {name}": (name, TWICE) for name in ("a.parquet", "a.arrow", "a.ipc")},
+    "a short vector": ("a.pq", vectors([1.0, 2.0])),
+    "a vector with NaN": ("a.pq", vectors([float("nan"), 1, 2])),
+    "a vector with a null": ("a.pq", vectors([1.0, None, 2.0])),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_TABLES)
+def test_wrong_tables_are_refused_by_file_row_and_column(tmp_path: Path, case: str) -> None:
+    name, table = WRONG_TABLES[case]
+    indexes = [IndexSpec("vector", "ivf_pq")]
+    base = BaseTable.create(str(tmp_path / "table"), SCHEMA.append(VECTOR), ["id"], 1, indexes)
+    WRITERS[name](table, tmp_path / name)
     with raises(Invalid):
-        check_files(base, find_files([str(tmp_path / "a.parquet")], None, {}), missing="null")
-
-
-@pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "a.ipc"])
-def test_a_column_that_is_there_twice(base: BaseTable, tmp_path: Path, name: str) -> None:
-    WRITERS[name](pa.table([pa.array([1]), pa.array(["x"]), pa.array(["y"])], ["id", "name", "name"]), tmp_path / name)
-    with raises(Invalid):
-        check_files(base, find_files([str(tmp_path / name)], None, {}))
-
-
-@pytest.mark.parametrize("vector", [[1.0, 2.0], [float("nan"), 1, 2], [1.0, None, 2.0]])
-def test_wrong_vectors(tmp_path: Path, vector: list[Any]) -> None:
-    schema = pa.schema([SCHEMA.field("id"), VECTOR])
-    base = BaseTable.create(str(tmp_path / "table"), schema, ["id"], 1, [IndexSpec("vector", "ivf_pq")])
-    table = pa.table({"id": [1, 2], "vector": pa.array([[1.0, 2.0, 3.0], vector], pa.list_(pa.float32()))})
-    pa.parquet.write_table(table, tmp_path / "a.parquet")
-    with raises(Invalid):
-        check_files(base, find_files([str(tmp_path / "a.parquet")], None, {}))
+        check_files(base, find_files([str(tmp_path / name)], None, {}), missing="null")
 
 
 def test_files_that_cannot_be_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

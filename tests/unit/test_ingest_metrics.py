@@ -27,14 +27,6 @@ from tests.support.clock import FakeClock
 REGION = bucket_region(0)
 
 
-def test_a_histogram_counts_up_to_each_bound() -> None:
-    histogram = Histogram((1.0, 2.0))
-    for value in (0.5, 1.0, 1.5, 9.0):
-        histogram.observe(value)
-    assert histogram.buckets() == [("1.0", 2.0), ("2.0", 3.0), ("+Inf", 4.0)]
-    assert histogram.total == 12.0
-
-
 def kafka(end: Any, latest: Any) -> dict[str, Any]:
     return {"startOffset": None, "endOffset": end, "latestOffset": latest}
 

@@ -1,4 +1,4 @@
-"""Parts of daemons on Spark that need no Spark: slots, ports, settings, the channel to the driver, messages."""
+"""Several daemons: their endpoints as worker processes and on Spark, slots, ports, and the channel to the driver."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 from memwal.ingest.errors import Invalid, Unavailable
+from memwal.ingest.service.daemon.workers import ports_of, worker_settings
 from memwal.ingest.service.rpc.credentials import Access
+from memwal.ingest.settings import endpoints as addresses
 from memwal.ingest.settings.load import load
 from memwal.ingest.settings.sections import with_absolute_paths
 from memwal.ingest.spark.fleet.channel import STRANGERS_MAX, DriverChannel, TaskChannel
@@ -105,13 +107,6 @@ def test_addresses_and_secrets_that_are_no_paths_stay_as_they_are() -> None:
     }
     found = load(sections, {})
     assert with_absolute_paths(found) == found
-
-
-@pytest.mark.parametrize("given", ["endpoints", "advertise"])
-def test_daemons_that_spark_places_have_no_configured_endpoints(given: str) -> None:
-    address = "grpc://127.0.0.1:7447"
-    with raises(Invalid):
-        settings(on_spark=2, **{given: [address] if given == "endpoints" else address})
 
 
 @pytest.mark.parametrize(
@@ -243,3 +238,40 @@ def test_a_driver_that_is_gone_is_told_with_what_to_set(channel: DriverChannel) 
     channel.close()
     with raises(Unavailable):
         TaskChannel(channel.address, "secret", 1, 0)
+
+
+ONE, OTHER = "grpc://10.0.0.1:7000", "grpc://10.0.0.2:8000"
+
+
+def test_every_host_has_its_workers_at_ports_from_its_own_on() -> None:
+    assert addresses.expanded([ONE, OTHER], 2) == [ONE, "grpc://10.0.0.1:7001", OTHER, "grpc://10.0.0.2:8001"]
+    both = [ONE, OTHER]
+    assert addresses.own_endpoint(settings(endpoints=both, host="10.0.0.2", port=8000).daemon) == OTHER
+    assert addresses.own_endpoint(settings(endpoints=both, port=8000, advertise=ONE).daemon) == ONE
+    assert addresses.own_endpoint(settings(port=8000).daemon) is None
+    with pytest.raises(Invalid):
+        addresses.own_endpoint(settings(endpoints=both, port=8000).daemon)
+
+
+def test_workers_know_each_other_and_the_other_hosts() -> None:
+    found = settings(endpoints=[ONE, OTHER], host="127.0.0.1", port=9000, advertise=OTHER, workers=2, http_port=9100)
+    workers = [each.daemon for each in worker_settings(found, ports_of("127.0.0.1", 9000, 2))]
+    assert [each.port for each in workers] == [9000, 9001]
+    assert [each.advertise for each in workers] == [OTHER, "grpc://10.0.0.2:8001"]
+    assert [each.http_port for each in workers] == [9100, 9101]
+    assert all(each.workers == 1 and len(each.endpoints) == 4 for each in workers)
+
+
+def test_workers_without_endpoints_are_each_others_peers() -> None:
+    found = settings(workers=3)
+    ports = ports_of("127.0.0.1", 0, 3)
+    workers = [each.daemon for each in worker_settings(found, ports)]
+    every = [f"grpc://127.0.0.1:{port}" for port in ports]
+    assert len(set(ports)) == 3
+    assert [each.advertise for each in workers] == every
+    assert all(each.endpoints == every for each in workers)
+
+
+def test_a_daemon_that_is_none_of_the_endpoints_is_told() -> None:
+    with raises(Invalid):
+        worker_settings(settings(endpoints=[ONE, OTHER], port=9000, workers=2), [9000, 9001])

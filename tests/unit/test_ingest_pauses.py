@@ -266,12 +266,6 @@ class Batches:
             self.failed.append((batch, error.message))
 
 
-def test_an_open_gate_lets_micro_batches_begin() -> None:
-    batches = Batches()
-    batches.begin(0).join()
-    assert (batches.written, batches.gate.holds) == ([0], False)
-
-
 def test_a_closed_gate_holds_a_micro_batch_until_it_is_opened() -> None:
     batches = Batches()
     batches.gate.close()

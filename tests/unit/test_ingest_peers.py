@@ -41,6 +41,13 @@ class Answering(Peer):
             raise self.answer
         return self.answer
 
+    def look_once(self) -> bool:
+        """Look at the peer once, in this thread; return whether it may live."""
+        return self._look()
+
+    def understood(self, answer: dict[str, Any]) -> Answer | None:
+        return self._understood(answer)
+
 
 @pytest.mark.parametrize(
     ("ended", "told"),
@@ -87,7 +94,7 @@ def test_a_peer_of_another_protocol_lives_and_keeps_its_regions(
     peer = Answering(stated)
     later = stated | {"waiting": REGIONS["waiting"] | {"of_a_later_version": 1}, "of_a_later_version": {}}
     for answer in (stated, later):
-        assert peer._understood(answer) == Answer({REGION: 4})
+        assert peer.understood(answer) == Answer({REGION: 4})
     assert (peer.refusal is not None, len(caplog.records)) == (refused, refused)
     assert ("until then it keeps its regions" in caplog.text) == refused
 
@@ -107,10 +114,10 @@ GUARANTEED = {name: REGIONS[name] for name in ("table", "regions", "claiming", "
 def test_of_a_peer_of_another_protocol_only_that_is_read_which_never_changes(answer: dict[str, Any]) -> None:
     """Otherwise the peer would count as silent, and other daemons would take its regions while it lives."""
     peer = Answering(REGIONS)
-    assert peer._look()
+    assert peer.look_once()
     assert (peer.waiting, peer.version) == (Backlog(1, 2, None), 7)
     peer.answer = answer
-    assert peer._look()
+    assert peer.look_once()
     assert peer.told == [(Answer({REGION: 4}), False)] * 2
     assert peer.refusal is not None
     assert (peer.waiting, peer.version) == (Backlog(0, 0, None), 0)
@@ -141,14 +148,14 @@ def test_a_peer_that_denies_us_lives_and_says_so_once(
 ) -> None:
     peer = Answering(error)
     for _ in range(3):
-        assert peer._look() is not ended
+        assert peer.look_once() is not ended
     assert peer.told == [(None, ended)] * 3
     assert (peer.denies, peer.refusal is not None) == (denies, denies)
     assert len(caplog.records) == (not isinstance(error, flight.FlightTimedOutError) and not ended)
     assert ("while it does not let us in it keeps its regions" in caplog.text) == denies
     if denies:
         peer.answer = REGIONS
-        assert peer._look()
+        assert peer.look_once()
         assert (peer.denies, peer.refusal) == (False, None)
 
 
@@ -159,11 +166,11 @@ def test_the_regions_of_a_peer_that_denies_us_are_not_claimed() -> None:
     peer._seen = balancer._seen
     balancer._watch.answered(peer.endpoint, Answer({REGION: 4}))
     for _ in range(2 * SILENCES):
-        assert peer._look()
+        assert peer.look_once()
     assert balancer.served_elsewhere(REGION) == (peer.endpoint, 4)
     peer.answer = flight.FlightUnavailableError("failed to connect to all addresses; Connection refused")
     for _ in range(REFUSALS):
-        assert not peer._look()
+        assert not peer.look_once()
     assert balancer.served_elsewhere(REGION) is None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from memwal.ingest.service.client.router import Call, Owner, Router, believed, e
 from memwal.wal import StoreUnavailable
 from tests.messages import raises
 from tests.support.clock import FakeClock, SeededIds
+from tests.support.together import together
 
 A, B, C = "grpc://a:1", "grpc://b:1", "grpc://c:1"
 IDS = ["r0", "r1"]
@@ -200,12 +202,7 @@ def test_storage_that_fails_while_daemons_are_looked_for_is_no_other_error() -> 
 def test_calls_that_failed_together_ask_once() -> None:
     daemons = Daemons(a=answer({"r0": 1}), b=answer({"r1": 1}))
     router = daemons.router()
-    seen = router.rounds
-    threads = [threading.Thread(target=router.learn, args=(seen,)) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(*[partial(router.learn, router.rounds)] * 8)
     assert sorted(daemons.asked[1:]) == [("regions", A), ("regions", B)]
 
 
@@ -299,13 +296,12 @@ def test_a_call_is_given_up_when_its_regions_have_another_owner_and_not_before()
         released.wait(60)
         return "late"
 
-    class Counted(Daemon):
-        def act(self, *args: Any) -> Any:
-            if len(daemons.asked) > 8:
-                looked.set()
-            return super().act(*args)
+    def counted() -> dict[str, Any]:
+        if len(daemons.asked) > 8:
+            looked.set()
+        return answer({"r1": 1})
 
-    router._connections[B] = Counted(daemons, B)  # type: ignore[assignment]
+    daemons.answers[B] = counted
     calls = [Call(router.connection(A), ["r0"], stands_still), Call(router.connection(B), ["r1"], lambda: "here")]
     given_up, answered = router.answers(calls)
     released.set()
@@ -325,12 +321,11 @@ def test_a_daemon_that_lives_may_say_what_became_of_a_call_when_its_region_has_m
         asked.wait(60)
         return "done before it let the region go"
 
-    class Asked(Daemon):
-        def act(self, *args: Any) -> Any:
-            asked.set()
-            return super().act(*args)
+    def moved() -> dict[str, Any]:
+        asked.set()
+        return answer({"r0": 2})
 
-    router._connections[B] = Asked(daemons, B)  # type: ignore[assignment]
+    daemons.answers[B] = moved
     assert router.answers([Call(router.connection(A), IDS, slow)], grace=60.0) == ["done before it let the region go"]
 
 

@@ -1,20 +1,36 @@
-"""The search for Java, and the configuration of Spark."""
+"""The search for Java and for a master, the configuration of Spark, and the log of a JVM that has ended."""
 
 from __future__ import annotations
 
 import json
+import logging
 import os
+import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from py4j.protocol import Py4JError
+from py4j.java_gateway import GatewayClient
+from py4j.protocol import ERROR_ON_RECEIVE, Py4JError, Py4JNetworkError
 
-from memwal.ingest.errors import Invalid
+from memwal.ingest.errors import Invalid, Unavailable
 from memwal.ingest.settings.load import load
-from memwal.ingest.spark.session import _not_started, check_java, configuration, write_properties
+from memwal.ingest.spark.fleet.driver import wait_for_executors, wait_for_slots
+from memwal.ingest.spark.session import (
+    _not_started,
+    check_java,
+    check_master,
+    configuration,
+    silence_py4j,
+    write_properties,
+)
 from memwal.ingest.spark.source.files import reads_local
+from memwal.wal import SystemClock
 from tests.messages import raises
 
 
@@ -167,3 +183,85 @@ def test_files_of_the_configuration_are_private(tmp_path: Path) -> None:
     assert properties.read_text().splitlines()[0] == "spark.b=c\\ d"
     with raises(Invalid):
         write_properties(tmp_path, {"spark.driver.extraJavaOptions": '"-Da=b'})
+
+
+def spark(slots: int, **conf: str) -> Any:
+    """Return a stand-in for Spark with the attributes that the wait for executors reads; the wait times out at once."""
+    conf = {"spark.executor.memory": "3g", "spark.driver.host": "10.0.0.9", **conf}
+    jvm = SimpleNamespace(
+        isStopped=lambda: False,
+        maxNumConcurrentTasks=lambda _: slots,
+        resourceProfileManager=lambda: SimpleNamespace(defaultResourceProfile=lambda: None),
+        conf=lambda: SimpleNamespace(getTimeAsSeconds=lambda *_: 0),
+    )
+    shown = SimpleNamespace(getAll=conf.items, get=conf.get)
+    return SimpleNamespace(_jsc=SimpleNamespace(sc=lambda: jvm), getConf=lambda: shown, master="spark://m:7077")
+
+
+def test_one_master_of_several_is_enough() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as master, socket.create_server(("127.0.0.1", 0)) as gone:
+        there, nowhere = (each.getsockname()[1] for each in (master, gone))
+        gone.close()
+        check_master({"spark.master": f"spark://127.0.0.1:{nowhere},127.0.0.1:{there}"})
+        with raises(Unavailable):
+            check_master({"spark.master": f"spark://127.0.0.1:{nowhere}"})
+    check_master({"spark.master": "yarn"})
+
+
+@pytest.mark.parametrize("master", ["spark://", "spark://host", "spark://host:ui", "spark://127.0.0.1:1,b"])
+def test_a_master_without_a_port_is_refused(master: str) -> None:
+    with raises((Invalid, Unavailable)) as raised:
+        check_master({"spark.master": master})
+    assert isinstance(raised.value, Invalid)
+
+
+def test_a_cluster_without_executors_is_told_with_what_to_look_at() -> None:
+    stop = threading.Event()
+    with raises(Unavailable):
+        wait_for_executors(spark(0), SystemClock(), stop)
+    with raises(Unavailable):
+        wait_for_slots(spark(0), 2, 1, SystemClock(), stop, within=0)
+    with raises(Invalid):
+        wait_for_slots(spark(2), 2, 1, SystemClock(), stop, within=0)
+    wait_for_executors(spark(1), SystemClock(), stop)
+    wait_for_executors(spark(0, **{"spark.dynamicAllocation.enabled": "true"}), SystemClock(), stop)
+    stop.set()
+    wait_for_executors(spark(0), SystemClock(), stop)
+
+
+class LostConnection:
+    """A connection to a JVM that was killed during a request."""
+
+    def send_command(self, _: str) -> str:
+        raise Py4JNetworkError("Error while sending or receiving", ConnectionResetError(), ERROR_ON_RECEIVE)
+
+    def close(self, _: bool) -> None:
+        """Nothing is open."""
+
+
+@pytest.fixture(autouse=True)
+def filters() -> Iterator[None]:
+    """Remove all log filters, whatever ran before in this process, and restore them after the test."""
+    root = logging.getLogger()
+    before = list(root.filters)
+    root.filters.clear()
+    yield
+    root.filters[:] = before
+
+
+def asked_of_a_dead_jvm(monkeypatch: pytest.MonkeyPatch) -> None:
+    client: Any = GatewayClient()
+    monkeypatch.setattr(client, "_get_connection", LostConnection)
+    client.send_command("c\n", retry=False)
+
+
+def test_a_dead_jvm_shows_no_traceback(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    asked_of_a_dead_jvm(monkeypatch)
+    assert [record.exc_info is not None for record in caplog.records] == [True], "py4j does not log it any more"
+    caplog.clear()
+    silence_py4j()
+    silence_py4j()
+    asked_of_a_dead_jvm(monkeypatch)
+    assert caplog.records == []
+    logging.getLogger().warning("others are shown")
+    assert len(caplog.records) == 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import lance
@@ -31,7 +31,6 @@ from memwal.ingest.spark.source.columns import (
     RAW_VALUE,
     ROW,
     TOPIC,
-    runs,
 )
 from memwal.ingest.spark.task import TaskError
 from tests.routed import placed, shuffled, uncounted
@@ -62,6 +61,29 @@ def owner(open_small: Callable[..., Any]) -> Iterator[tuple[Any, str]]:
     service.shutdown()
 
 
+@dataclass
+class Sender:
+    """The two tasks of a query into an open table."""
+
+    route: RouteTask
+    table: Any
+    endpoint: str
+
+    def routed(self, *batches: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows of the first task as Spark's shuffle passes them to the second."""
+        return shuffled(list(self.route(iter(batches))))
+
+    def send(self, *rows: pa.RecordBatch, batch_id: int = 0, **more: Any) -> pa.Table:
+        """Send rows by the second task; return its receipts."""
+        task = SendTask(self.endpoint, self.table.base.regions, "query", batch_id, 30.0, **more)
+        return pa.Table.from_batches(task(iter(rows)))
+
+
+@pytest.fixture
+def sender(route: RouteTask, owner: tuple[Any, str]) -> Sender:
+    return Sender(route, *owner)
+
+
 def test_rows_pass_unchanged_with_their_number_and_region(route: RouteTask, made: Any, uri: str) -> None:
     from memwal.flush import BaseTable
 
@@ -86,11 +108,6 @@ def test_row_numbers_do_not_depend_on_how_tasks_and_batches_are_cut(made: Any) -
 def test_rows_without_files_are_numbered_as_they_come(made: Any) -> None:
     numbers, batch = RowNumbers(), made.table(range(3)).to_batches()[0]
     assert [*numbers.of(batch), *numbers.of(batch.slice(0, 0)), *numbers.of(batch)] == list(range(6))
-
-
-def test_runs() -> None:
-    assert runs(np.array([3])) == [(0, 1)]
-    assert runs(np.array([0, 0, 1, 1]), np.array([5, 5, 5, 6])) == [(0, 2), (2, 3), (3, 4)]
 
 
 def test_a_null_key_names_column_row_and_file(route: RouteTask, made: Any) -> None:
@@ -121,13 +138,10 @@ def test_a_table_that_is_gone_is_an_error_of_the_configuration(tmp_path: Any, ma
     assert refused(RouteTask(str(tmp_path / "none.lance"), ()), [placed(made.table([1]))]).kind == "INVALID"
 
 
-def test_each_region_gets_one_stream_and_answers_with_one_receipt(
-    route: RouteTask, owner: tuple[Any, str], made: Any
-) -> None:
-    table, endpoint = owner
-    rows = shuffled(list(route(iter([placed(made.table(range(40)), landed=2_000_000)]))))
-    send = SendTask(endpoint, table.base.regions, "query", 0, 30.0)
-    receipts = pa.Table.from_batches(send(iter([rows.slice(0, 7), rows.slice(7)])))
+def test_each_region_gets_one_stream_and_answers_with_one_receipt(sender: Sender, made: Any) -> None:
+    table = sender.table
+    rows = sender.routed(placed(made.table(range(40)), landed=2_000_000))
+    receipts = sender.send(rows.slice(0, 7), rows.slice(7))
     assert receipts.schema.equals(RECEIPT)
     assert sum(receipts["rows"].to_pylist()) == 40
     assert sorted(receipts["region"].to_pylist()) == sorted(region["id"] for region in table.status()["regions"])
@@ -138,46 +152,33 @@ def test_each_region_gets_one_stream_and_answers_with_one_receipt(
     assert sorted(table.scan(["id"]).read_all()["id"].to_pylist()) == list(range(40))
 
 
-def test_the_row_of_the_newer_file_wins_inside_a_micro_batch(
-    route: RouteTask, owner: tuple[Any, str], made: Any
-) -> None:
-    table, endpoint = owner
+def test_the_row_of_the_newer_file_wins_inside_a_micro_batch(sender: Sender, made: Any) -> None:
     newer = placed(made.table(range(20), version=1), "a-later-name-sorts-first", landed=2_000)
     older = placed(made.table(range(20), version=0), "b", landed=1_000)
-    rows = shuffled(list(route(iter([newer, older]))))
-    list(SendTask(endpoint, table.base.regions, "query", 0, 30.0)(iter([rows])))
-    assert set(table.scan(["name"]).read_all()["name"].to_pylist()) == {f"row {id} v1" for id in range(20)}
+    sender.send(sender.routed(newer, older))
+    assert set(sender.table.scan(["name"]).read_all()["name"].to_pylist()) == {f"row {id} v1" for id in range(20)}
 
 
 def test_columns_that_are_changed_between_two_micro_batches_are_found_by_workers_and_owner(
-    route: RouteTask, owner: tuple[Any, str], made: Any, uri: str
+    sender: Sender, made: Any, uri: str
 ) -> None:
     """The workers and the owner have the table open, and get no message about the change."""
-    table, endpoint = owner
-
-    def send(rows: pa.Table, batch: int) -> None:
-        routed = shuffled(list(route(iter([placed(rows)]))))
-        list(SendTask(endpoint, table.base.regions, "query", batch, 30.0)(iter([routed])))
-
-    send(made.table(range(10)), 0)
+    sender.send(sender.routed(placed(made.table(range(10)))))
     lance.dataset(uri).add_columns(pa.field("grade", pa.int64()))
     lance.dataset(uri).alter_columns({"path": "price", "name": "cost"})
     newer = made.table(range(10, 20)).append_column("grade", pa.array([7] * 10))
-    send(newer.rename_columns([name.replace("price", "cost") for name in newer.column_names]), 1)
-    found = {row["id"]: row for row in table.scan(["id", "cost", "grade"]).read_all().to_pylist()}
+    newer = newer.rename_columns([name.replace("price", "cost") for name in newer.column_names])
+    sender.send(sender.routed(placed(newer)), batch_id=1)
+    found = {row["id"]: row for row in sender.table.scan(["id", "cost", "grade"]).read_all().to_pylist()}
     assert found == {id: {"id": id, "cost": made.row(id)["price"], "grade": None if id < 10 else 7} for id in range(20)}
 
 
-def test_a_batch_that_is_sent_again_is_acked_and_not_applied(
-    route: RouteTask, owner: tuple[Any, str], made: Any
-) -> None:
-    table, endpoint = owner
-    rows = shuffled(list(route(iter([placed(made.table(range(20)))]))))
-    list(SendTask(endpoint, table.base.regions, "query", 3, 30.0)(iter([rows])))
-    before = [region["wal_position"] for region in table.status()["regions"]]
-    again = pa.Table.from_batches(SendTask(endpoint, table.base.regions, "query", 3, 30.0)(iter([rows])))
-    assert again["applied"].to_pylist() == [False, False]
-    assert [region["wal_position"] for region in table.status()["regions"]] == before
+def test_a_batch_that_is_sent_again_is_acked_and_not_applied(sender: Sender, made: Any) -> None:
+    rows = sender.routed(placed(made.table(range(20))))
+    sender.send(rows, batch_id=3)
+    before = [region["wal_position"] for region in sender.table.status()["regions"]]
+    assert sender.send(rows, batch_id=3)["applied"].to_pylist() == [False, False]
+    assert [region["wal_position"] for region in sender.table.status()["regions"]] == before
 
 
 def test_a_region_whose_rows_did_not_all_come_applies_none(route: RouteTask, owner: tuple[Any, str], made: Any) -> None:

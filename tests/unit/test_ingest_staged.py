@@ -84,6 +84,14 @@ def world(uri: str) -> Iterator[World]:
     found.close()
 
 
+@pytest.fixture
+def keyed(uri: str) -> Iterator[World]:
+    """Return a table with the key `id`."""
+    found = World(uri, "id")
+    yield found
+    found.close()
+
+
 def rows(count: int, n: int = 0) -> pa.Table:
     return pa.table({"id": pa.array(range(count), pa.int64()), "n": pa.array([n] * count, pa.int64())})
 
@@ -150,50 +158,41 @@ def test_a_checkpoint_that_was_set_back_is_refused(world: World) -> None:
     assert world.rows() == expected(rows(60))
 
 
-def test_rows_of_a_key_keep_their_order_over_objects_and_deletes_count(uri: str) -> None:
-    world = World(uri, "id")
-    try:
-        many = pa.table({"id": [1, 2, 3] * 200, "n": range(600), "_memwal_delete": [False] * 599 + [True]})
-        messages = world.tasks(many, 1, held=1)  # every batch is an object
-        more = StageTask(RouteTask(uri, ()), world.store, 0, held=1).stage(many.to_batches(max_chunksize=7))
-        assert len(more) > 100
-        world.writer().commit([StagedRows("query", 0, 1, more)], 0)
-        assert world.rows() == [{"id": 1, "n": 597}, {"id": 2, "n": 598}]
-        world.writer().abort(messages, 0)
-    finally:
-        world.close()
+def test_rows_of_a_key_keep_their_order_over_objects_and_deletes_count(keyed: World, uri: str) -> None:
+    world = keyed
+    many = pa.table({"id": [1, 2, 3] * 200, "n": range(600), "_memwal_delete": [False] * 599 + [True]})
+    messages = world.tasks(many, 1, held=1)  # every batch is an object
+    more = StageTask(RouteTask(uri, ()), world.store, 0, held=1).stage(many.to_batches(max_chunksize=7))
+    assert len(more) > 100
+    world.writer().commit([StagedRows("query", 0, 1, more)], 0)
+    assert world.rows() == [{"id": 1, "n": 597}, {"id": 2, "n": 598}]
+    world.writer().abort(messages, 0)
 
 
-def test_a_frame_that_lacks_columns_needs_a_choice_in_its_first_micro_batch(uri: str) -> None:
-    world, one = World(uri, "id"), pa.schema([KEYED.field("id")])
-    try:
-        world.table.put(pa.table({"id": [0, 1], "n": [5, 6]}))
-        ids, added = pa.table({"id": [0]}), pa.table({"id": [1], "n": [7]})
-        with raises(Invalid):
-            world.writer(one).commit(world.tasks(ids, 1), 0)
-        world.writer(one, missing="keep").commit(world.tasks(ids, 1), 0)
-        assert world.rows() == [{"id": 0, "n": 5}, {"id": 1, "n": 6}]
-        # In a later micro-batch another program may have added the column: keep its values and do not fail.
-        world.writer(one).commit(world.tasks(ids, 1), 1)
-        world.writer(missing="null").commit(world.tasks(added, 1), 2)
-        assert world.rows() == [{"id": 0, "n": 5}, {"id": 1, "n": 7}]
-        world.writer(one, missing="null").commit(world.tasks(ids, 1), 3)
-        assert world.rows() == [{"id": 0, "n": None}, {"id": 1, "n": 7}]
-        with raises(Invalid):
-            world.writer(one, missing="kept")
-    finally:
-        world.close()
+def test_a_frame_that_lacks_columns_needs_a_choice_in_its_first_micro_batch(keyed: World) -> None:
+    world, one = keyed, pa.schema([KEYED.field("id")])
+    world.table.put(pa.table({"id": [0, 1], "n": [5, 6]}))
+    ids, added = pa.table({"id": [0]}), pa.table({"id": [1], "n": [7]})
+    with raises(Invalid):
+        world.writer(one).commit(world.tasks(ids, 1), 0)
+    world.writer(one, missing="keep").commit(world.tasks(ids, 1), 0)
+    assert world.rows() == [{"id": 0, "n": 5}, {"id": 1, "n": 6}]
+    # In a later micro-batch another program may have added the column: keep its values and do not fail.
+    world.writer(one).commit(world.tasks(ids, 1), 1)
+    world.writer(missing="null").commit(world.tasks(added, 1), 2)
+    assert world.rows() == [{"id": 0, "n": 5}, {"id": 1, "n": 7}]
+    world.writer(one, missing="null").commit(world.tasks(ids, 1), 3)
+    assert world.rows() == [{"id": 0, "n": None}, {"id": 1, "n": 7}]
+    with raises(Invalid):
+        world.writer(one, missing="kept")
 
 
-def test_a_row_that_does_not_fit_is_named_by_its_place_and_nothing_is_staged(uri: str) -> None:
-    world = World(uri, "id")
-    try:
-        bad = pa.table({"id": pa.array([1, None], pa.int64()), "n": [1, 2]})
-        with raises(Invalid):
-            StageTask(RouteTask(uri, ()), world.store, 3).stage([*rows(10).to_batches(), *bad.to_batches()])
-        assert world.staged() == []
-    finally:
-        world.close()
+def test_a_row_that_does_not_fit_is_named_by_its_place_and_nothing_is_staged(keyed: World, uri: str) -> None:
+    world = keyed
+    bad = pa.table({"id": pa.array([1, None], pa.int64()), "n": [1, 2]})
+    with raises(Invalid):
+        StageTask(RouteTask(uri, ()), world.store, 3).stage([*rows(10).to_batches(), *bad.to_batches()])
+    assert world.staged() == []
 
 
 def test_a_table_that_was_resized_meanwhile_takes_the_replay(uri: str) -> None:

@@ -1,4 +1,4 @@
-"""The queue gathers while its taker is busy, and wakes every waiter when the region ends."""
+"""The queues of a region: what gathers while the taker is busy, the pace of entries, and the end of the region."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import threading
 import pyarrow as pa
 import pytest
 
-from memwal.ingest.engine.region.write_queue import Pending, Request, Write, WriteQueue
+from memwal.ingest.engine.api.deletes import Where
+from memwal.ingest.engine.region.write_queue import Item, PacedQueue, Pending, Request, Write, WriteQueue
 from memwal.wal import SystemClock
 from tests.messages import raises
 from tests.support.clock import FakeClock
@@ -51,23 +52,29 @@ def test_the_oldest_write_counts_until_the_taker_comes_again() -> None:
     assert queue.oldest() is None
 
 
-def test_breaking_off_fails_waiting_and_later_writes_with_the_reason() -> None:
-    queue = WriteQueue(SystemClock())
-    queue.submit(waiting := _write(1))
-    queue.break_off(reason := RuntimeError("fenced"))
+@pytest.fixture(params=["at once", "paced"])
+def any_queue(request: pytest.FixtureRequest) -> WriteQueue:
+    """Return a queue of each kind; the interval of the paced one has just begun."""
+    if request.param == "paced":
+        return request.getfixturevalue("queue")  # type: ignore[no-any-return]
+    return WriteQueue(SystemClock())
+
+
+def test_breaking_off_fails_waiting_and_later_writes_with_the_reason(any_queue: WriteQueue) -> None:
+    any_queue.submit(waiting := _write(1))
+    any_queue.break_off(reason := RuntimeError("fenced"))
     assert waiting.done.exception(timeout=1) is reason
     with raises(RuntimeError):
-        queue.submit(_write(2))
+        any_queue.submit(_write(2))
 
 
-def test_a_closed_queue_hands_out_what_it_holds_and_then_ends() -> None:
-    queue = WriteQueue(SystemClock())
-    queue.submit(last := _write(1))
-    queue.close(RuntimeError("closed"))
-    assert queue.take(timeout=None) == [last]
-    assert queue.take(timeout=None) is None
+def test_a_closed_queue_hands_out_what_it_holds_and_then_ends(any_queue: WriteQueue) -> None:
+    any_queue.submit(last := _write(1))
+    any_queue.close(RuntimeError("closed"))
+    assert any_queue.take(timeout=None) == [last]
+    assert any_queue.take(timeout=None) is None
     with raises(RuntimeError):
-        queue.submit(_write(2))
+        any_queue.submit(_write(2))
 
 
 def test_a_taker_lets_as_many_gather_as_it_answered_the_last_time() -> None:
@@ -115,3 +122,99 @@ def test_an_error_is_raised_in_the_place_of_the_value() -> None:
 def test_a_writes_fate_is_decided_once() -> None:
     write = _write(1)
     assert [write.take() for _ in range(3)] == [True, False, False]
+
+
+INTERVAL, SIZE_MAX = 20.0, 1_000
+
+
+def of_rows(rows: int = 1, *, durable: bool = True) -> Write:
+    return Write(pa.table({"x": list(range(rows))}), durable=durable)
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def queue(clock: FakeClock) -> PacedQueue:
+    """Return a queue whose interval has just begun."""
+    queue = PacedQueue(clock, INTERVAL, SIZE_MAX)
+    queue.submit(first := of_rows())
+    assert queue.take(timeout=None) == [first], "the first write after a pause does not wait"
+    return queue
+
+
+def test_durable_writes_wait_for_the_interval_and_are_taken_together(queue: PacedQueue, clock: FakeClock) -> None:
+    queue.submit(one := of_rows())
+    assert queue.take(timeout=0.0) == []
+    clock.advance(INTERVAL / 2)
+    queue.submit(other := of_rows())
+    assert queue.take(timeout=0.0) == []
+    clock.advance(INTERVAL / 2)
+    assert queue.take(timeout=None) == [one, other]
+    queue.submit(later := of_rows())
+    assert queue.take(timeout=0.0) == [], "the next interval begins when the last has been taken"
+    clock.advance(INTERVAL)
+    assert queue.take(timeout=None) == [later]
+
+
+@pytest.mark.parametrize(
+    "hurry",
+    [
+        of_rows(durable=False),
+        Request(int),
+        Write(pa.table({"x": [1]}), deletes=True, where=Where("x > 0", 1)),
+    ],
+    ids=["not durable", "request", "delete by filter"],
+)
+def test_what_does_not_wait_takes_the_waiting_along_in_order(queue: PacedQueue, hurry: Item) -> None:
+    queue.submit(waiting := of_rows())
+    queue.submit(hurry)
+    assert queue.take(timeout=None) == [waiting, hurry]
+    queue.submit(of_rows())
+    assert queue.take(timeout=0.0) == [], "and the interval holds again"
+
+
+def test_what_writes_no_entry_begins_no_interval(queue: PacedQueue, clock: FakeClock) -> None:
+    clock.advance(INTERVAL)
+    queue.submit(withdrawn := of_rows())
+    assert withdrawn.take(), "by its caller"
+    queue.submit(Request(int))
+    queue.take(timeout=None)
+    queue.submit(write := of_rows())
+    assert queue.take(timeout=None) == [write]
+
+
+def test_an_item_is_queued_and_hurries_at_one_moment(clock: FakeClock) -> None:
+    """The queue, and whether it hurries, change under one lock. A take between the two changes would make the item wait
+    for a whole interval."""
+    held: list[bool] = []
+
+    class Watched(PacedQueue):
+        def _append(self, item: Item) -> None:
+            held.append(self._lock.locked())
+            super()._append(item)
+
+    queue = Watched(clock, INTERVAL, SIZE_MAX)
+    queue.submit(Request(int))
+    assert held == [True]
+
+
+def test_an_entry_that_is_full_does_not_wait(queue: PacedQueue) -> None:
+    writes = [of_rows(rows=50), of_rows(rows=50), of_rows(rows=50)]
+    for write in writes[:2]:
+        queue.submit(write)
+    assert queue.take(timeout=0.0) == []
+    queue.submit(writes[2])
+    assert queue.take(timeout=None) == writes
+
+
+def test_a_taker_that_waits_is_woken_by_what_does_not_wait(queue: PacedQueue) -> None:
+    queue.submit(waiting := of_rows())
+    taken: list[object] = []
+    taker = threading.Thread(target=lambda: taken.extend(queue.take(timeout=None) or []))
+    taker.start()
+    queue.submit(freeze := Request(int))
+    taker.join(60)
+    assert taken == [waiting, freeze]

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from memwal.ingest.engine.api.rows import first_of_each_key, key_codes
 from memwal.ingest.engine.region.write_rules import NOWHERE, Group, inserted, merged, merged_from, timely
 from memwal.ingest.errors import Invalid
+from tests.conftest import extent
 
 SCHEMA = pa.schema(
     [
@@ -85,7 +86,7 @@ def keys_of(group: Group, rows: pa.Table) -> list[Key]:
     return [(row["a"], row["b"]) for row in rows.select(KEY).take(pa.array(group.first)).to_pylist()]
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=extent(100, 300))
 @given(GROUPS, STORED)
 def test_inserts_take_what_one_put_after_the_other_would_take(writes: list[OneWrite], stored: dict[Key, Row]) -> None:
     there, expected = set(stored), []
@@ -101,7 +102,7 @@ def test_inserts_take_what_one_put_after_the_other_would_take(writes: list[OneWr
     assert found.tolist() == expected
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=extent(100, 300))
 @given(GROUPS, STORED)
 def test_merges_give_the_rows_that_one_put_after_the_other_would_give(
     writes: list[OneWrite], stored: dict[Key, Row]
@@ -127,7 +128,7 @@ def test_merges_give_the_rows_that_one_put_after_the_other_would_give(
     assert found.select(KEY) == rows.select(KEY)
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=extent(100, 300))
 @given(
     st.lists(st.lists(st.tuples(KEYS, st.one_of(st.none(), st.integers(0, 4))), max_size=5), max_size=4),
     st.dictionaries(KEYS, st.one_of(st.none(), st.integers(0, 4)), max_size=5),
@@ -216,14 +217,7 @@ def test_codes_are_equal_for_equal_keys_only(kind: pa.DataType) -> None:
         assert sorted(map(len, by_code.values())) == [1] * len(values)
 
 
-def test_codes_of_two_columns_do_not_meet() -> None:
-    keys = pa.table({"a": [1, 1, 2, 2, 1], "b": ["x", "y", "x", "y", "x"]})
-    codes = key_codes(keys).tolist()
-    assert len(set(codes)) == 4
-    assert codes[0] == codes[4]
-
-
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=extent(100, 300))
 @given(st.lists(st.tuples(KEYS, st.sampled_from([False, False, True])), max_size=8))
 def test_the_first_put_of_a_key_since_its_delete_counts_or_the_write_is_refused(ops: list[tuple[Key, bool]]) -> None:
     keys, deletes = [key for key, _ in ops], np.array([delete for _, delete in ops], dtype=np.bool_)

@@ -26,9 +26,10 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import pytest
 
@@ -200,7 +201,13 @@ TEXT_CASES = {
     "positions": 30_000,
     "descriptions": 40_000,
 }
+LONG = {"int64", "string", "large batches", "half vectors", "short texts", "texts"}
+"""Cases whose columns other cases have too."""
 MORE_RUNS, MOST_RUNS = 2, 9
+
+
+def cases(of: Iterable[str]) -> list[Any]:
+    return [pytest.param(case, marks=pytest.mark.long if case in LONG else ()) for case in of]
 
 
 def measure(case: str, runs: int = 1) -> tuple[float, list[float], str]:
@@ -223,13 +230,13 @@ def within(off: float, counted: float, grown: Sequence[float]) -> bool:
     return (1 - off) * fmean(grown) <= counted <= (1 + off) * fmean(grown)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", cases(CASES))
 def test_usage_is_what_the_process_grew_by(case: str) -> None:
     counted, grown, said = measure(case)
     assert within(WITHIN, counted, grown), said
 
 
-@pytest.mark.parametrize("case", TEXT_CASES)
+@pytest.mark.parametrize("case", cases(TEXT_CASES))
 def test_usage_with_texts_is_what_the_process_grew_by(case: str) -> None:
     counted, grown, said = measure(case)
     while not within(WITH_TEXTS, counted, grown) and len(grown) < MOST_RUNS:

@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memwal.memtable import MemTable, Snapshot, row_schema
 from memwal.memtable.key.hiding import HiddenRows
+from tests.conftest import extent
 from tests.messages import raises
+from tests.support.together import together
 
 KINDS: dict[str, Any] = {"int64": int, "string": lambda number: f"key {number}", "binary": lambda n: bytes([n])}
 Put = Sequence[tuple[int, bool]]
@@ -66,6 +68,7 @@ def check(snapshots: Sequence[Snapshot], levels: Sequence[Sequence[tuple[int, bo
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=extent(30, 100))
 @given(history=st.lists(puts, min_size=1, max_size=4), asked=st.data())
 def test_a_row_is_visible_where_no_newer_memtable_has_its_key(kind: str, history: Any, asked: Any) -> None:
     levels, captured = Levels(kind), []
@@ -134,11 +137,7 @@ def test_threads_that_ask_at_once_get_the_same() -> None:
         gate.wait(10)
         found.append(snapshots[1].uncovered(snapshots[1].live(), snapshots[:1]).tolist())
 
-    threads = [threading.Thread(target=ask) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(*[ask] * 8)
     assert found == [expected] * 8
 
 

@@ -1,9 +1,9 @@
 """Columns sorted by value: the index misses no row that may pass, and returns few others."""
 
 import datetime
-import threading
 import tracemalloc
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,9 @@ from memwal.memtable.filter import conditions as exact
 from memwal.memtable.filter import predicate
 from memwal.memtable.filter.conditions import Columns, Narrowing
 from memwal.memtable.filter.scalar_index import Asked, ScalarIndex, sort_form
+from tests.conftest import extent
 from tests.messages import raises
+from tests.support.together import together
 
 TEXTS = st.text(st.sampled_from("ab\0é🙂 z\uffff"), max_size=4)
 FLOATS = [-np.inf, -1.5, -0.0, 0.0, 0.1, 0.2, 2.0, 1e30, np.inf, np.nan]
@@ -87,7 +89,7 @@ def passes(asked: Asked, value: Any) -> bool:
     )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=extent(100, 300))
 @given(columns(), st.sampled_from([0, 1, 3, 10**9]), st.sampled_from([4, 131_072]))
 def test_exactly_the_rows_asked_for_are_named_and_those_not_sorted_yet(
     column: tuple[list[pa.Array], list[tuple[int, Asked]]], looks: int, longest: int
@@ -103,10 +105,9 @@ def test_exactly_the_rows_asked_for_are_named_and_those_not_sorted_yet(
             found = index.candidates(asked, lambda held=held: held, len(held), limit=10**9)  # type: ignore[misc]
             assert found is not None
             wanted = {row for row, value in enumerate(values) if passes(asked, value)}
-            unsorted = set(range(index._sorted.end, len(held)))
-            assert set(found.tolist()) == wanted | unsorted
-            assert len(found) == len(set(found.tolist()))
-            assert looks or not unsorted
+            unsorted = min({*found.tolist()} - wanted, default=len(held))
+            assert sorted(found.tolist()) == sorted({*wanted, *range(unsorted, len(held))})
+            assert looks or unsorted == len(held)
             assert index.candidates(asked, lambda held=held: held, len(held), limit=-1) is None  # type: ignore[misc]
 
 
@@ -131,7 +132,7 @@ def test_runs_stay_few_and_none_grows_for_ever(monkeypatch: pytest.MonkeyPatch) 
 def test_readers_of_different_snapshots_share_an_index(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("memwal.memtable.filter.scalar_index.LOOKS", 0)
     values = np.random.default_rng(2).permutation(20_000)
-    index, wrong = ScalarIndex(pa.int64()), []
+    index = ScalarIndex(pa.int64())
 
     def read(seed: int) -> None:
         for n in np.random.default_rng(seed).integers(1, 20_000, 100):
@@ -140,15 +141,9 @@ def test_readers_of_different_snapshots_share_an_index(monkeypatch: pytest.Monke
             found = index.candidates(asked, lambda n=n: pa.chunked_array([values[:n]]), n, 10**9)  # type: ignore[misc]
             assert found is not None
             wanted = np.flatnonzero((values[:n] >= low) & (values[:n] <= low + 3))
-            if not set(wanted) <= set(found.tolist()) or (len(found) and found.max() >= n):
-                wrong.append(n)
+            assert set(wanted) <= set(found.tolist()) <= set(range(n))
 
-    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    together(*(partial(read, seed) for seed in range(4)))
 
 
 @pytest.mark.parametrize("kind", [pa.int64(), pa.float32(), pa.string()])

@@ -1,13 +1,18 @@
-"""Row schema: rows that are rejected with the column and the row number, and rows that are converted."""
+"""Row schemas and index definitions: what is rejected, with the column and the row, and what is converted."""
 
-import datetime
+from __future__ import annotations
+
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from memwal.memtable import (
     TOMBSTONE,
+    IndexSpec,
     InvalidRows,
+    MemTable,
+    check_indexes,
     key_columns,
     required_columns,
     row_schema,
@@ -51,62 +56,20 @@ def test_columns_are_reordered_cast_and_filled() -> None:
     assert rows.column("vector").to_pylist() == [[1.0, 2.0], None]
 
 
-def test_dictionary_and_large_string_columns_become_strings() -> None:
-    name = pa.array(["x", None, "x"], pa.large_string()).dictionary_encode()
-    rows = with_tombstone(pa.table({"id": [1, 2, 3], "name": name}), ROWS)
-    assert rows.column("name").to_pylist() == ["x", None, "x"]
+REFUSED: dict[str, tuple[pa.Table, str, int | None]] = {
+    "a null key": (pa.table({"id": pa.array([1, 2, None], pa.int32())}), "id", 2),
+    "no key": (pa.table({"name": ["x"]}), "id", None),
+    "an unknown column": (pa.table({"id": [1], "nmae": ["x"]}), "nmae", None),
+    "a column twice": (pa.table([pa.array([1]), pa.array([2])], names=["id", "id"]), "id", None),
+    "another type": (pa.table({"id": ["1"]}), "id", None),
+}
 
 
-def test_null_key_names_column_and_row() -> None:
-    error = refused(pa.table({"id": pa.array([1, 2, None], pa.int32())}))
-    assert (error.column, error.row) == ("id", 2)
-    assert "row 2" in str(error)
-
-
-def test_missing_key_column_is_named() -> None:
-    assert refused(pa.table({"name": ["x"]})).column == "id"
-
-
-def test_unknown_column_names_the_nearest() -> None:
-    error = refused(pa.table({"id": [1], "nmae": ["x"]}))
-    assert error.column == "nmae"
-    assert "'name'" in str(error)
-
-
-def test_doubled_column_is_refused() -> None:
-    rows = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["id", "id"])
-    assert refused(rows).column == "id"
-
-
-def test_wrong_type_names_both_types() -> None:
-    error = refused(pa.table({"id": ["1"]}))
-    assert "string" in str(error)
-    assert "int32" in str(error)
-
-
-def test_value_out_of_range_names_the_row() -> None:
-    error = refused(pa.table({"id": [1, 2, 2**40, 4]}))
-    assert (error.column, error.row) == ("id", 2)
-
-
-def test_fraction_never_becomes_a_whole_number() -> None:
-    error = refused(pa.table({"id": [1, 2], "price": [1.0, 1.5]}))
-    assert (error.column, error.row) == ("price", 1)
-    assert with_tombstone(pa.table({"id": [1], "price": [3.0]}), ROWS).column("price").to_pylist() == [3]
-
-
-@pytest.mark.parametrize("kind", [pa.list_(pa.float64()), pa.large_list(pa.float32())])
-def test_vector_of_another_width_names_both_widths_and_the_row(kind: pa.DataType) -> None:
-    vectors = pa.array([[1.0, 2.0], None, [1.0, 2.0, 3.0]], kind)
-    error = refused(pa.table({"id": [1, 2, 3], "vector": vectors}))
-    assert (error.column, error.row) == ("vector", 2)
-    assert "has 3 numbers" in str(error)
-    assert "wants 2" in str(error)
-
-
-def test_fixed_size_vector_of_another_width_is_refused() -> None:
-    error = refused(pa.table({"id": [1], "vector": pa.array([[1.0, 2.0, 3.0]], pa.list_(pa.float32(), 3))}))
-    assert (error.column, error.row) == ("vector", 0)
+@pytest.mark.parametrize("case", REFUSED)
+def test_rows_that_do_not_fit_are_refused_by_column_and_row(case: str) -> None:
+    rows, column, row = REFUSED[case]
+    error = refused(rows)
+    assert (error.column, error.row) == (column, row)
 
 
 def test_required_columns_may_be_neither_null_nor_missing() -> None:
@@ -157,20 +120,6 @@ def test_key_columns_come_from_the_field_metadata_in_their_order() -> None:
     )
     assert key_columns(schema) == ("a", "b")
     assert key_columns(BASE) == ()
-
-
-def test_empty_rows_are_fine() -> None:
-    rows = with_tombstone(pa.table({"id": pa.array([], pa.int32())}), ROWS)
-    assert rows.num_rows == 0
-    assert rows.schema == ROWS
-
-
-def test_dates_become_timestamps_and_numbers_do_not() -> None:
-    schema = row_schema(pa.schema([pa.field("id", pa.int8(), nullable=False), ("at", pa.timestamp("us"))]), ["id"])
-    rows = with_tombstone(pa.table({"id": [1], "at": [datetime.date(2024, 2, 29)]}), schema)
-    assert rows.column("at").to_pylist() == [datetime.datetime(2024, 2, 29)]  # noqa: DTZ001 - the column has no zone
-    with raises(InvalidRows):
-        with_tombstone(pa.table({"id": [1], "at": [5]}), schema)
 
 
 @pytest.mark.parametrize(
@@ -235,3 +184,66 @@ def test_lists_and_structs_of_nullable_fields_are_columns_like_others() -> None:
     odd = pa.struct([pa.field("a", pa.list_(pa.float16(), 3)), pa.field("b", pa.list_(pa.decimal128(9, 2)))])
     base = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("nested", odd)])
     assert row_schema(base, ["id"]).field("nested").type == odd
+
+
+INDEXABLE = pa.schema(
+    [
+        pa.field("id", pa.int64(), nullable=False),
+        pa.field("body", pa.string()),
+        pa.field("price", pa.float64()),
+        pa.field("vector", pa.list_(pa.float32(), 6)),
+        pa.field("words", pa.list_(pa.string())),
+    ]
+)
+
+
+def test_fitting_indexes_pass_and_are_named_as_lance_names_them() -> None:
+    specs = [
+        IndexSpec("vector", "ivf_pq", {"metric": "cosine", "num_sub_vectors": 3}),
+        IndexSpec("body", "fts", {"stem": False, "max_token_length": None}),
+        IndexSpec("price", "btree"),
+    ]
+    check_indexes(INDEXABLE, specs)
+    assert [spec.name for spec in specs] == ["vector_idx", "body_idx", "price_idx"]
+
+
+@pytest.mark.parametrize(
+    ("column", "kind", "parameters"),
+    [
+        ("bdoy", "fts", {}),
+        ("body", "hnsw", {}),
+        ("body", "ivf_pq", {}),
+        ("price", "fts", {}),
+        ("vector", "btree", {}),
+        ("words", "fts", {}),
+        ("vector", "ivf_pq", {"metrik": "l2"}),
+        ("vector", "ivf_pq", {"metric": "hamming"}),
+        ("vector", "ivf_pq", {"num_sub_vectors": 4}),
+        ("vector", "ivf_pq", {"train_rows": 0}),
+        ("vector", "ivf_pq", {"train_rows": True}),
+        ("body", "fts", {"stem": 1}),
+        ("body", "fts", {"language": "Klingon"}),
+        ("body", "fts", {"base_tokenizer": "icu"}),
+        ("price", "btree", {"stem": True}),
+    ],
+)
+def test_unfitting_indexes_are_refused_with_the_remedy(column: str, kind: Any, parameters: dict[str, Any]) -> None:
+    with raises(InvalidRows) as caught:
+        check_indexes(INDEXABLE, [IndexSpec(column, kind, parameters)])
+    assert caught.value.column == column
+
+
+def test_one_column_carries_one_index() -> None:
+    with raises(InvalidRows):
+        check_indexes(INDEXABLE, [IndexSpec("price", "btree"), IndexSpec("price", "btree")])
+
+
+def test_a_memtable_checks_its_indexes() -> None:
+    with raises(InvalidRows):
+        MemTable(row_schema(INDEXABLE, ["id"]), ["id"], [IndexSpec("bdoy", "fts")], 1)
+
+
+def test_a_language_without_stemmer_or_stop_words_is_refused_with_the_remedy() -> None:
+    spec = IndexSpec("body", "fts", {"language": "Tamil"})
+    with raises(InvalidRows):
+        MemTable(row_schema(INDEXABLE, ["id"]), ["id"], [spec], 1)

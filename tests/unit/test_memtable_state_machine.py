@@ -18,7 +18,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from memwal.memtable import (
+    TOMBSTONE,
     IndexSpec,
+    InvalidRows,
     MemTable,
     MemTableFrozen,
     Snapshot,
@@ -38,16 +40,20 @@ KEY_FIELDS: dict[str, list[tuple[str, pa.DataType]]] = {
     "string": [("name", pa.string())],
     "two strings": [("left", pa.string()), ("right", pa.string())],
     "mixed": [("day", pa.int32()), ("raw", pa.binary()), ("flag", pa.bool_())],
+    "none": [],  # every row stays, also identical ones
 }
 KEYS: dict[str, list[tuple[Any, ...]]] = {
     "int64": [(n,) for n in (0, 1, -1, 2, -(2**63), 2**63 - 1, 2**53 + 1, 2**53)],
     "string": [(text,) for text in ("", "a", "ab", "a\0", "b", "é", "it's", "zz" * 40)],
     "two strings": [("a", "bc"), ("ab", "c"), ("abc", ""), ("", "abc"), ("", ""), ("b", "a"), ("b", "b"), ("é", "\0")],
     "mixed": [(day, raw, flag) for day in (-1, 3) for raw in (b"", b"\xff\0") for flag in (False, True)],
+    "none": [()] * 8,
 }
 VECTORS = st.none() | st.tuples(*[st.integers(-3, 3).map(float)] * WIDTH)
 TEXTS = st.none() | st.lists(st.sampled_from(WORDS), max_size=4).map(" ".join)
-ROWS = st.lists(st.tuples(st.integers(0, 7), st.none() | st.integers(0, 9), TEXTS, VECTORS), max_size=8)
+VALUES = st.tuples(st.integers(0, 7), st.none() | st.integers(0, 9), TEXTS, VECTORS)
+DELETES = st.tuples(st.integers(0, 7), st.none(), st.none(), st.none(), st.just(True))
+ROWS = st.lists(VALUES | VALUES | DELETES, max_size=8)
 AGES = st.integers(0, 3)
 
 
@@ -160,20 +166,25 @@ class AgainstTheOracle(RuleBasedStateMachine):
         return pa.table(columns)
 
     def arrow_rows(self, rows: Sequence[Row]) -> pa.Table:
-        vectors = pa.array([row.vector for row in rows], pa.list_(pa.float32(), WIDTH))
-        table = self.arrow_keys([row.key for row in rows])
-        table = table.append_column("price", pa.array([row.price for row in rows], pa.int64()))
-        table = table.append_column("text", pa.array([row.text for row in rows], pa.string()))
-        return with_tombstone(table.append_column("vector", vectors), self.schema)
+        keys = self.arrow_keys([row.key for row in rows])
+        values = {
+            "price": pa.array([row.price for row in rows], pa.int64()),
+            "text": pa.array([row.text for row in rows], pa.string()),
+            "vector": pa.array([row.vector for row in rows], pa.list_(pa.float32(), WIDTH)),
+        }
+        table = with_tombstone(pa.table(dict(zip(keys.column_names, keys.columns, strict=True)) | values), self.schema)
+        deleted = pa.array([row.deleted for row in rows], pa.bool_())
+        return table.set_column(table.num_columns - 1, self.schema.field(TOMBSTONE), deleted)
 
     @rule(batch=ROWS, checked=st.booleans())
     def put(self, batch: list[tuple[Any, ...]], checked: bool) -> None:
-        """Put rows whose keys may occur twice, exist already, or be deleted."""
-        rows = [Row(KEYS[self.kind][each[0]], *each[1:]) for each in batch]
+        """Put rows that may delete; their keys may occur twice, exist already, or be deleted."""
+        rows = [Row(KEYS[self.kind][each[0]], *each[1:]) for each in batch if self.key or len(each) == 4]
         table = self.arrow_rows(rows)
         self.table.apply(self.table.check(table) if checked else table)
         self.rows += rows
 
+    @precondition(lambda self: self.key)
     @rule(numbers=st.lists(st.integers(0, 7), max_size=5))
     def delete(self, numbers: list[int]) -> None:
         keys = [KEYS[self.kind][number] for number in numbers]
@@ -209,8 +220,8 @@ class AgainstTheOracle(RuleBasedStateMachine):
             return self.table.snapshot(), self.rows
         return self.kept[-min(age, len(self.kept))]
 
-    def newest(self, rows: list[Row]) -> dict[tuple[Any, ...], int]:
-        return {row.key: position for position, row in enumerate(rows)}
+    def newest(self, rows: list[Row]) -> dict[Any, int]:
+        return {row.key if self.key else position: position for position, row in enumerate(rows)}
 
     def live(self, rows: list[Row], filter: Filter | None = None) -> list[int]:
         newest = (position for position in self.newest(rows).values() if not rows[position].deleted)
@@ -228,7 +239,13 @@ class AgainstTheOracle(RuleBasedStateMachine):
     @rule(age=AGES, numbers=st.lists(st.integers(0, 7), max_size=6))
     def get(self, age: int, numbers: list[int]) -> None:
         snapshot, rows = self.taken(age)
-        keys = [KEYS[self.kind][number] for number in numbers]
+        self.check_lookup(snapshot, rows, [KEYS[self.kind][number] for number in numbers])
+
+    def check_lookup(self, snapshot: Snapshot, rows: list[Row], keys: list[tuple[Any, ...]]) -> None:
+        if not self.key:
+            with pytest.raises(InvalidRows):
+                snapshot.lookup(pa.table({"price": [1]}))
+            return
         newest = self.newest(rows)
         assert snapshot.lookup(self.arrow_keys(keys)).tolist() == [newest.get(key, -1) for key in keys]
 
@@ -245,13 +262,15 @@ class AgainstTheOracle(RuleBasedStateMachine):
             assert [row[name] for row in found] == [getattr(rows[n], name) for n in self.live(rows)]
         wanted = [rows[n].vector for n in self.live(rows)]
         assert [None if row["vector"] is None else tuple(map(float, row["vector"])) for row in found] == wanted
-        kept_keys = snapshot.keys(snapshot.newest()).to_pylist()
-        assert [tuple(row[name] for name in self.key) for row in kept_keys] == [rows[n].key for n in newest]
+        if self.key:
+            kept_keys = snapshot.keys(snapshot.newest()).to_pylist()
+            assert [tuple(row.values()) for row in kept_keys] == [rows[n].key for n in newest]
 
     @rule(age=AGES, filter=FILTERS)
     def scan_with_filter(self, age: int, filter: Filter) -> None:
         self.masked(*self.taken(age), filter)
 
+    @precondition(lambda self: self.key)
     @rule(age=AGES, low=st.integers(0, 7), high=st.integers(0, 7), shape=st.integers(0, 3), filter=st.none() | FILTERS)
     def key_range(self, age: int, low: int, high: int, shape: int, filter: Filter | None) -> None:
         """Check ranges over the first key column, alone or with another condition."""
@@ -308,10 +327,8 @@ class AgainstTheOracle(RuleBasedStateMachine):
 
     def check_all(self, snapshot: Snapshot, rows: list[Row]) -> None:
         """Check every kind of read of one snapshot."""
-        newest = self.newest(rows)
-        keys = KEYS[self.kind]
         assert snapshot.n == len(rows)
-        assert snapshot.lookup(self.arrow_keys(keys)).tolist() == [newest.get(key, -1) for key in keys]
+        self.check_lookup(snapshot, rows, KEYS[self.kind])
         for filter in (None, price_filter(2, 7, 0), price_filter(2, 7, 5)):
             self.check_search(snapshot, rows, (1.0, 0.0, -2.0, 3.0), 5, filter)
             self.check_match(snapshot, rows, [WORDS[0], WORDS[3]], 1_000, filter)
@@ -322,6 +339,7 @@ class AgainstTheOracle(RuleBasedStateMachine):
             assert self.table.rows == len(self.rows)
             usage = self.table.usage()
             assert min(usage.values()) >= 0
+            assert self.key or usage["key"] <= 4096
             assert self.table.bytes == sum(usage.values())
 
 

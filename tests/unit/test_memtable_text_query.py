@@ -53,10 +53,28 @@ def matched(snapshot: Snapshot, text: str) -> list[int]:
         ("-web +the", []),
         ("the of", []),
         ("", []),
+        ("kebab-case~", [("should", "any", "kebab-case~")]),
+        ("+kebab-case~", [("must", "all", "kebab-case~")]),
+        ("serch~3", [("should", "any", "serch~3")]),
+        ("serch~0.8", [("should", "any", "serch~0.8")]),
+        ("1~2 a~ the~ ~2", [("should", "any", "1~2 a~ the~ ~2")]),
     ],
 )
 def test_the_notation(text: str, clauses: list[tuple[str, str, str]]) -> None:
     assert parsed(text) == clauses
+
+
+@pytest.mark.parametrize(
+    ("text", "clauses"),
+    [
+        ("library~", [("should", "library", 1)]),
+        ("+serch~2 -Web~", [("must", "serch", 2), ("must_not", "web", 1)]),
+        ("ser*~1", [("should", "ser", 1)]),
+    ],
+)
+def test_a_tilde_asks_for_similar_words(text: str, clauses: list[tuple[str, str, int]]) -> None:
+    found = TextParser(IndexSpec("body", "fts", {"stem": False})).parse(text).clauses
+    assert [(clause.occur, clause.text, clause.edits) for clause in found if clause.kind == "fuzzy"] == clauses
 
 
 @pytest.mark.parametrize(

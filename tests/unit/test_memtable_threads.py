@@ -1,7 +1,7 @@
 """One writer with concurrent readers and indexers: every snapshot has whole batches only, and never changes."""
 
 import threading
-from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -9,6 +9,7 @@ import pytest
 
 from memwal.memtable import IndexSpec, MemTable, Snapshot, row_schema, tombstones, with_tombstone
 from tests.index_modes import memtable_in
+from tests.support.together import together
 
 WIDTH = 16
 KEYS = 300
@@ -76,29 +77,6 @@ def check(snapshot: Snapshot, query: np.ndarray) -> None:
     assert len(matched) == sum(batch % 5 == 2 for batch in wanted.values())
 
 
-class Threads:
-    """Threads; the first failure of any of them fails the test."""
-
-    def __init__(self) -> None:
-        self.failures: list[BaseException] = []
-        self._threads: list[threading.Thread] = []
-
-    def start(self, work: Callable[[], None]) -> None:
-        def guarded() -> None:
-            try:
-                work()
-            except BaseException as failure:  # noqa: BLE001 - handed to the test
-                self.failures.append(failure)
-
-        self._threads.append(threading.Thread(target=guarded))
-        self._threads[-1].start()
-
-    def join(self) -> None:
-        for thread in self._threads:
-            thread.join()
-        assert self.failures == []
-
-
 def read_until(written: threading.Event, table: MemTable, reader: int) -> None:
     """Check snapshots until all batches are written, at least five; at the end, check the kept ones again."""
     query = np.random.default_rng(reader).standard_normal(WIDTH).astype(np.float32)
@@ -123,52 +101,45 @@ def index_until(written: threading.Event, table: MemTable) -> None:
         pass
 
 
-@pytest.mark.parametrize(("mode", "indexers"), [("sync", 0), ("async", 0), ("async", 1), ("async", 2), ("sync", 1)])
+@pytest.mark.parametrize(("mode", "indexers"), [("sync", 0), ("async", 0), ("async", 2), ("sync", 1)])
 def test_readers_of_a_memtable_being_written(mode: str, indexers: int) -> None:
-    table = memtable_in(mode, ROWS, ["id"], INDEXES, 1)
-    written = threading.Event()
-    threads = Threads()
-    for reader in range(2):
-        threads.start(lambda reader=reader: read_until(written, table, reader))
-    for _ in range(indexers):
-        threads.start(lambda: index_until(written, table))
-    try:
-        for batch in range(BATCHES):
-            table.apply(batch_rows(batch))
-            assert table.bytes > 0
-        table.freeze()
-    finally:
-        written.set()
-        threads.join()
+    table, written = memtable_in(mode, ROWS, ["id"], INDEXES, 1), threading.Event()
+
+    def write() -> None:
+        try:
+            for batch in range(BATCHES):
+                table.apply(batch_rows(batch))
+                assert table.bytes > 0
+            table.freeze()
+        finally:
+            written.set()
+
+    readers = [partial(read_until, written, table, reader) for reader in range(2)]
+    together(write, *readers, *[partial(index_until, written, table)] * indexers)
     assert not indexers or not table.index_step()
     check(table.snapshot(), np.ones(WIDTH, dtype=np.float32))
 
 
 def test_what_the_writer_put_it_reads_at_once_whatever_indexers_do() -> None:
-    table = MemTable(ROWS, ["id"], INDEXES, 1)
-    written = threading.Event()
-    threads = Threads()
-    threads.start(lambda: index_until(written, table))
-    try:
-        for batch in range(BATCHES // 2):
-            table.apply(batch_rows(batch))
-            check(table.snapshot(), np.ones(WIDTH, dtype=np.float32))
-    finally:
-        written.set()
-        threads.join()
+    table, written = MemTable(ROWS, ["id"], INDEXES, 1), threading.Event()
+
+    def write_and_read() -> None:
+        try:
+            for batch in range(BATCHES // 2):
+                table.apply(batch_rows(batch))
+                check(table.snapshot(), np.ones(WIDTH, dtype=np.float32))
+        finally:
+            written.set()
+
+    together(write_and_read, partial(index_until, written, table))
 
 
 def test_the_rows_of_a_frozen_memtable_are_indexed_while_they_are_read() -> None:
-    table = MemTable(ROWS, ["id"], INDEXES, 1)
+    table, written = MemTable(ROWS, ["id"], INDEXES, 1), threading.Event()
     for batch in range(BATCHES):
         table.apply(batch_rows(batch))
     table.freeze()
-    written = threading.Event()
-    threads = Threads()
-    threads.start(lambda: index_until(written, table))
-    threads.start(lambda: read_until(written, table, 1))
-    for _ in range(10):
-        check(table.snapshot(), np.ones(WIDTH, dtype=np.float32))
     written.set()
-    threads.join()
+    readers = [partial(read_until, written, table, reader) for reader in range(2)]
+    together(*readers, partial(index_until, written, table))
     assert not table.index_step()

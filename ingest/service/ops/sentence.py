@@ -85,8 +85,8 @@ def _findings(situation: Situation) -> Iterator[Finding]:
     for reason in situation.reasons:
         by_reason.setdefault(reason["reason"], []).append(reason)
     for name, reasons in by_reason.items():
-        other = _failing(name.replace("_", " ").capitalize(), "", "warning")
-        yield _OF_REASON.get(name, other)(situation, reasons)
+        unlisted = _failing(name.replace("_", " ").capitalize(), "", "warning")
+        yield _OF_REASON.get(name, unlisted)(situation, reasons)
     if situation.puts_rejected:
         todo = "Reads, deletes and commits of earlier rows continue."
         yield Finding("failing", "puts_rejected", "Puts are rejected", _sentence(situation.puts_rejected), todo)
@@ -102,8 +102,8 @@ def _findings(situation: Situation) -> Iterator[Finding]:
         yield Finding("warning", "skewed", "One region takes the rows", _sentence(situation.skewed))
     if situation.gone:
         count, other = len(situation.gone), "" if situation.run else "other "
-        lone = "A daemon does not answer" if situation.run else "Another daemon does not answer"
-        title = f"{count} {other}daemons do not answer" if count > 1 else lone
+        one = "A daemon does not answer" if situation.run else "Another daemon does not answer"
+        title = f"{count} {other}daemons do not answer" if count > 1 else one
         text = f"No answer from {', '.join(situation.gone)}. Its regions are taken over by those that live."
         todo = "Start it again; it then gets its share of the regions back."
         yield Finding("warning", "daemon_gone", title, text, todo)

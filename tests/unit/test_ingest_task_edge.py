@@ -1,9 +1,13 @@
-"""Errors of Spark tasks keep their kind, however often Spark wraps them."""
+"""The edge of a Spark task: errors keep their kind, and imported objects are not collected again."""
 
 from __future__ import annotations
 
+import gc
 import socket
+import sys
 import traceback
+from collections.abc import Iterator
+from types import ModuleType
 
 import pytest
 from py4j.protocol import Py4JError, Py4JJavaError
@@ -12,6 +16,7 @@ from pyspark.errors import PySparkException
 
 from memwal.ingest.errors import KINDS, Internal, Invalid, MemWalError, Unavailable
 from memwal.ingest.secret_refs import resolve
+from memwal.ingest.spark import task as task_memory
 from memwal.ingest.spark.errors import found_in, of_kafka, of_spark
 from memwal.ingest.spark.task import MARK, TaskError, as_task_error, task_edge
 from memwal.memtable import InvalidRows
@@ -199,3 +204,37 @@ def test_a_reference_to_nothing_tells_that_it_is_an_executor_who_misses_it() -> 
 def test_an_executor_without_memwal_is_told_as_one() -> None:
     printed = "Traceback\nModuleNotFoundError: No module named 'ingest'\n\tat org.apache.spark.Task"
     assert "executors cannot import memwal" in str(of_spark(PySparkException(printed)))
+
+
+@pytest.fixture
+def thawed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Give the garbage collector the state of a new process, before and after the test."""
+    monkeypatch.setattr(task_memory, "_frozen_with", 0)
+    gc.unfreeze()
+    yield
+    gc.unfreeze()
+
+
+def test_what_is_there_at_the_end_of_a_workers_task_is_not_looked_at_again(
+    thawed: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyspark.worker", ModuleType("pyspark.worker"))
+    with task_edge():
+        pass
+    frozen = gc.get_freeze_count()
+    assert frozen > 10_000
+    later = [[number] for number in range(100_000)]  # many, as frozen objects of earlier tests may be freed
+    with task_edge():  # this task has imported no module
+        pass
+    assert gc.get_freeze_count() <= frozen
+    monkeypatch.setitem(sys.modules, "more", ModuleType("more"))
+    with task_edge():
+        pass
+    assert gc.get_freeze_count() >= frozen + len(later) // 2
+
+
+def test_the_collector_of_another_process_is_left_alone(thawed: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "pyspark.worker", raising=False)
+    with task_edge():
+        pass
+    assert gc.get_freeze_count() == 0
