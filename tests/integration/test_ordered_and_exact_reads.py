@@ -371,37 +371,6 @@ def test_a_hybrid_search_takes_the_only_vector_column_without_an_index(layered: 
     assert {id: score for id, score in measured.items() if score is not None} == pytest.approx(expected, abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    "read",
-    [
-        lambda t: t.search("plain", [0.0] * 4, metric="cosin"),
-        lambda t: t.search("plain", [0.0] * 4, nprobes=0),
-        lambda t: t.search("plain", [0.0] * 4, refine_factor=1.5),
-        lambda t: t.search("plain", [0.0] * 4, distance_range=(2, 1)),
-        lambda t: t.search("plain", [0.0] * 4, distance_range=(math.nan, 1)),
-        lambda t: t.search("plain", [0.0] * 4, distance_range=5),
-        lambda t: t.search("plain", [0.0] * 4, offset=-1),
-        lambda t: t.search("body", [0.0] * 4),
-        lambda t: t.match("word", "zebra"),
-        lambda t: t.scan(order_by="plain").read_all(),
-        lambda t: t.scan(order_by="wrod").read_all(),
-        lambda t: t.scan(order_by=[]).read_all(),
-        lambda t: t.scan(order_by=[("x", "up")]).read_all(),
-        lambda t: t.search("plain", [0.0] * 4, 1 << 40),
-        lambda t: t.search("plain", [0.0] * 4, offset=1 << 40),
-        lambda t: t.search("plain", [0.0] * 4, refine_factor=1 << 33),
-        lambda t: t.scan(limit=1 << 63).read_all(),
-        lambda t: t.scan(limit=1, offset=1 << 63).read_all(),
-        lambda t: t.scan(limit=3, offset=2.0).read_all(),
-    ],
-)
-def test_a_wrong_argument_is_refused_in_one_line(
-    layered: tuple[Any, dict[str, Model]], read: Callable[[Any], Any]
-) -> None:
-    with raises(memwal.Invalid):
-        read(layered[0])
-
-
 def test_a_search_that_compares_every_row_of_a_large_table_is_logged_once(
     uri: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -570,59 +570,6 @@ def test_bad_rows_are_refused_in_one_line_and_nothing_is_written(
     assert table.count() == 4
 
 
-BAD_CALLS: dict[str, tuple[Callable[[Any], Any], tuple[str, ...]]] = {
-    "level": (lambda table: table.scan(level="lastest").read_all(), ("lastest", "latest")),
-    "column of scan": (lambda table: table.scan(columns=["prize"]).read_all(), ("prize", "price")),
-    "column of get": (lambda table: table.get(1, columns=["prize"]), ("prize", "price")),
-    "column of filter": (lambda table: table.scan(filter="prize > 3").read_all(), ("prize", "price")),
-    "filter": (lambda table: table.count("price >"), ("price >",)),
-    "search column": (lambda table: table.search("vektor", [0.0] * 8), ("vektor", "vector")),
-    "search width": (lambda table: table.search("vector", [0.0] * 5), ("vector", "5", "8")),
-    "match column": (lambda table: table.match("bodi", "x"), ("bodi", "body")),
-    "match without index": (lambda table: table.match("name", "x"), ("name", "fts")),
-    "match of no columns": (lambda table: table.match([], "x"), ("column", "list of columns")),
-    "match of several": (lambda table: table.match(["body", "bodi"], "x"), ("bodi", "body")),
-    "match of several without index": (lambda table: table.match(["body", "name"], "x"), ("name", "fts")),
-    "boost": (lambda table: table.match({"body": -1}, "x"), ("body", "-1", "0.001")),
-    "boost of hybrid": (
-        lambda table: table.hybrid([0.0] * 8, "x", text_column={"body": float("nan")}),
-        ("body", "nan"),
-    ),
-    "hybrid width": (lambda table: table.hybrid([0.0] * 5, "x"), ("vector", "5", "8")),
-    "hybrid not finite": (lambda table: table.hybrid([float("nan")] * 8, "x"), ("vector", "nan")),
-    "hybrid column": (lambda table: table.hybrid([0.0] * 8, "x", text_column="bodi"), ("text_column", "bodi", "body")),
-    "hybrid without index": (lambda table: table.hybrid([0.0] * 8, "x", text_column="name"), ("name", "fts")),
-    "hybrid k": (lambda table: table.hybrid([0.0] * 8, "x", k=0), ("k is 0",)),
-    "hybrid candidates": (lambda table: table.hybrid([0.0] * 8, "x", candidates=0), ("candidates is 0",)),
-    "hybrid weights": (lambda table: table.hybrid([0.0] * 8, "x", weights=(1, -1)), ("weights", "-1")),
-    "hybrid filter": (lambda table: table.hybrid([0.0] * 8, "x", filter="prize > 3"), ("prize", "price")),
-    "hybrid text": (lambda table: table.hybrid([0.0] * 8, 7), ("body", "string")),
-    "key type": (lambda table: table.get(["seven"]), ("id", "int64")),
-    "text as keys": (lambda table: table.get("seven"), ("['seven']", "filter=")),
-    "key column": (lambda table: table.delete([{"idd": 1}]), ("idd", "id")),
-    "delete column": (lambda table: table.delete(filter="prize > 3"), ("prize", "price")),
-    "delete filter": (lambda table: table.delete(filter="price >"), ("price >",)),
-    "delete row": (lambda table: table.delete(filter="10 / (price - price) > 1"), ("zero",)),
-    "delete all": (lambda table: table.delete(filter=""), ("filter ''",)),
-    "delete both": (lambda table: table.delete([1], filter="price > 3"), ("keys", "filter")),
-    "delete neither": (lambda table: table.delete(), ("keys", "filter")),
-    "delete timeout": (lambda table: table.delete(filter="true", timeout=0), ("timeout",)),
-    "delete token": (lambda table: table.delete(filter="true", token="loader"), ("loader", "name:number")),
-    "token": (lambda table: table.put([{"id": 1}], missing="null", token="loader"), ("loader", "name:number")),
-}
-
-
-def test_bad_calls_are_refused_in_one_line_that_names_what_is_wrong(table: Any, made: Any) -> None:
-    table.put(made.rows(range(3)))
-    for case, (call, named) in BAD_CALLS.items():
-        with pytest.raises(memwal.Invalid) as refused:
-            call(table)
-        text = str(refused.value)
-        assert len(text.splitlines()) == 1, case
-        assert [name for name in named if name not in text] == [], (case, text)
-        assert table.count() == 3, case
-
-
 # ---- state ---------------------------------------------------------------------------------------------------------
 
 
