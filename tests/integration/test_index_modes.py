@@ -8,6 +8,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,10 @@ import pyarrow as pa
 import pytest
 
 import memwal
-from memwal.ingest.service.daemon.service import FlightService
 from memwal.memtable import MemTable
 from tests.conftest import WIDTH, wait_until
 from tests.messages import raises
+from tests.ways import entered
 
 MODES = ("sync", "async")
 TRAIN_ROWS = {"vector": {"type": "ivf_pq", "train_rows": 256}, "body": "fts", "price": "btree"}
@@ -56,23 +57,10 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     found.open()
 
 
-@pytest.fixture(params=["embedded", "daemon"])
-def reached(request: pytest.FixtureRequest) -> Iterator[Callable[[Any], Any]]:
+@pytest.fixture(params=["embedded", "flight"])
+def reached(request: pytest.FixtureRequest, ends: ExitStack) -> Callable[[Any], Any]:
     """Return the table, or a client of a daemon's service in front of it."""
-    services, clients = [], []
-
-    def reach(table: Any) -> Any:
-        if request.param == "embedded":
-            return table
-        services.append(FlightService(table, "grpc://127.0.0.1:0"))
-        clients.append(memwal.connect(f"grpc://127.0.0.1:{services[-1].port}"))
-        return clients[-1]
-
-    yield reach
-    for each in clients:
-        each.close()
-    for service in services:
-        service.shutdown()
+    return lambda table: entered(request.param, table, ends)
 
 
 def unindexed(table: Any) -> int:

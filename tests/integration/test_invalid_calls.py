@@ -19,9 +19,9 @@ import pyarrow.compute as pc
 import pytest
 
 import memwal
-from memwal.ingest.service.daemon.service import FlightService
 from tests.conftest import WIDTH
 from tests.messages import raises
+from tests.ways import entered
 
 CHEAP = pc.field("price") > 5
 VECTOR = [0.5] * WIDTH
@@ -186,10 +186,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory, made: Any) -> Iterator[list
     with ExitStack() as ends:
         table = ends.enter_context(memwal.open(uri, schema=made.schema, key="id", indexes={"body": "fts"}))
         table.put(made.rows(range(3)))
-        service = FlightService(table, "grpc://127.0.0.1:0")
-        ends.callback(service.shutdown)
-        client = ends.enter_context(memwal.connect(f"grpc://127.0.0.1:{service.port}"))
-        yield [table, client, memwal.open(uri, read_only=True)]
+        yield [entered(way, table, ends) for way in ("embedded", "flight", "storage")]
 
 
 WRITES: dict[str, Callable[[Any], Any]] = {

@@ -23,8 +23,8 @@ import memwal
 from memwal.ingest.engine.api.reads import READS, Reads
 from memwal.ingest.engine.read import rankings
 from memwal.ingest.service.client.scatter import merged, with_key
-from memwal.ingest.service.daemon.service import FlightService
 from tests.messages import raises
+from tests.ways import entered
 
 LEVELS = ("committed", "flushed", "durable", "latest")
 SCHEMA = pa.schema(
@@ -101,15 +101,7 @@ def layered(request: pytest.FixtureRequest, uri: str) -> Iterator[tuple[Any, dic
         levels["flushed"] = dict(model)
         change(range(40, 80), 2, 4, 50, 61)
         levels["durable"] = levels["latest"] = dict(model)
-        way = request.param
-        if way == "storage":
-            yield opened.enter_context(memwal.open(uri, read_only=True)), levels
-        elif way == "flight":
-            service = FlightService(table, "grpc://127.0.0.1:0")
-            opened.callback(service.shutdown)
-            yield opened.enter_context(memwal.connect(f"grpc://127.0.0.1:{service.port}")), levels
-        else:
-            yield _Shares(table) if way == "shares" else table, levels
+        yield _Shares(table) if request.param == "shares" else entered(request.param, table, opened), levels
 
 
 # ---- order and offset ----------------------------------------------------------------------------------------------

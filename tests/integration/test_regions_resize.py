@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -17,7 +16,6 @@ import pytest
 import memwal
 from memwal.flush import resize
 from memwal.flush.commits import committer
-from memwal.ingest.cli.app import main
 from memwal.wal import SystemClock, SystemIds, open_store
 from tests.cluster import Cluster, spread, start_daemon
 from tests.conftest import INDEXES, SCHEMA, wait_until
@@ -25,47 +23,33 @@ from tests.s3_server import free_ports
 from tests.support.clock import FakeClock
 
 
-@pytest.fixture
-def resized(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
-    """Run `memwal regions resize` or another command in this process; return exit code, output, errors."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["memwal", *map(str, arguments)])
-        monkeypatch.setenv("COLUMNS", "200")
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return (int(ended.value.code or 0), *capsys.readouterr())
-
-    return run
-
-
 def test_a_daemon_goes_on_with_the_new_regions(
-    small_config: Callable[..., Path], serve: Callable[..., Any], resized: Callable[..., Any], uri: str, made: Any
+    small_config: Callable[..., Path], serve: Callable[..., Any], cli: Callable[..., Any], uri: str, made: Any
 ) -> None:
     config = small_config()
     running, endpoint = serve(config)
     with memwal.connect(endpoint) as table:
         table.put(made.rows(range(100)), token="a:1")
-        code, out, err = resized("regions", "resize", config, "--to", 5)
-        assert (code, err) == (0, "")
-        assert "resized from 2 to 5 regions, routing version 2, version " in out
-        assert "0 rows drained from the log" in out  # the daemon flushed and committed before it blocked writers
-        assert len(out.splitlines()) == 1
+        ran = cli("regions", "resize", config, "--to", 5)
+        assert (ran.code, ran.err) == (0, "")
+        assert "resized from 2 to 5 regions, routing version 2, version " in ran.out
+        assert "0 rows drained from the log" in ran.out  # the daemon flushed and committed before it blocked writers
+        assert len(ran.out.splitlines()) == 1
         assert not table.put(made.rows(range(100)), token="a:1").applied  # by a client that connected before the resize
         table.put(made.rows(range(50, 150), 1), token="a:2")
         assert table.count() == 150
         assert (table.status()["routing"], len(table.status()["regions"])) == (2, 5)
     assert [line for line in running.errors if "routing version 2 holds, not 1; this daemon takes its share" in line]
     assert len(running.errors) == 1
-    assert "routing version 2" in resized("status", config)[1]
-    assert "5 regions (routing version 2)" in resized("init", config)[1]
-    report = json.loads(resized("regions", "resize", config, "--to", 3, "--json")[1])
+    assert "routing version 2" in cli("status", config).out
+    assert "5 regions (routing version 2)" in cli("init", config).out
+    report = json.loads(cli("regions", "resize", config, "--to", 3, "--json").out)
     assert (report["table"], report["before"], report["regions"], report["routing"]) == (uri, 5, 3, 3)
     with memwal.connect(endpoint) as table:
         assert table.count() == 150
     running.process.terminate()
     assert running.wait() == 0
-    assert resized("verify", config, "--deep")[0] == 0
+    assert cli("verify", config, "--deep").code == 0
 
 
 def _reasons(url: str) -> list[str]:
@@ -121,27 +105,27 @@ def test_a_resize_that_broke_off_is_said_and_calls_wait_for_it(
 def test_a_number_that_cannot_be_had_is_one_line(
     small_config: Callable[..., Path],
     open_small: Callable[..., Any],
-    resized: Callable[..., Any],
+    cli: Callable[..., Any],
     made: Any,
     to: object,
     said: str,
 ) -> None:
     with open_small() as table:
-        code, out, err = resized("regions", "resize", small_config(), "--to", to)
-        assert (code, out, len(err.splitlines())) == (2, "", 1)
-        assert said in err
+        ran = cli("regions", "resize", small_config(), "--to", to)
+        assert (ran.code, ran.out, len(ran.error_lines)) == (2, "", 1)
+        assert said in ran.err
         table.put(made.rows(range(3)))  # the owner was not fenced
 
 
-def test_no_table_to_resize(small_config: Callable[..., Path], resized: Callable[..., Any]) -> None:
-    code, _, err = resized("regions", "resize", small_config(), "--to", 3)
-    assert (code, len(err.splitlines())) == (2, 1)
+def test_no_table_to_resize(small_config: Callable[..., Path], cli: Callable[..., Any]) -> None:
+    ran = cli("regions", "resize", small_config(), "--to", 3)
+    assert (ran.code, len(ran.error_lines)) == (2, 1)
 
 
 def test_after_a_power_cut_it_goes_back_to_the_last_whole_version_as_an_opening_does(
     small_config: Callable[..., Path],
     open_small: Callable[..., Any],
-    resized: Callable[..., Any],
+    cli: Callable[..., Any],
     made: Any,
     uri: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -154,9 +138,9 @@ def test_after_a_power_cut_it_goes_back_to_the_last_whole_version_as_an_opening_
         table.commit()
     newest = next(Path(uri, "_versions").glob(f"*{2**64 - 1 - lance.dataset(uri).version}.manifest"))
     newest.write_bytes(b"")
-    code, out, err = resized("regions", "resize", small_config(), "--to", 3)
-    assert code == 0, err
-    assert "resized from 2 to 3 regions" in out
+    ran = cli("regions", "resize", small_config(), "--to", 3)
+    assert ran.code == 0, ran.err
+    assert "resized from 2 to 3 regions" in ran.out
     with open_small() as table:
         assert table.count() == 20
 
@@ -178,7 +162,7 @@ def test_on_s3(s3_table: Any, made: Any) -> None:
 def test_daemons_that_share_a_table_share_the_new_regions(
     small_config: Callable[..., Path],
     start: Callable[..., Any],
-    resized: Callable[..., Any],
+    cli: Callable[..., Any],
     uri: str,
     made: Any,
 ) -> None:
@@ -189,7 +173,7 @@ def test_daemons_that_share_a_table_share_the_new_regions(
     wait_until(lambda: running[0].line_with("serving") and running[1].line_with("serving"))
     before = memwal.connect(endpoints)
     before.put(made.rows(range(60)), token="a:1")
-    assert resized("regions", "resize", config, "--to", 5)[0] == 0
+    assert cli("regions", "resize", config, "--to", 5).code == 0
     with before as table:
         assert not table.put(made.rows(range(60)), token="a:1").applied
         table.put(made.rows(range(40, 80), 2), token="a:2")

@@ -74,12 +74,6 @@ class Pair:
 
 
 @pytest.fixture
-def ends() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
-
-
-@pytest.fixture
 def pair(small_config: Callable[..., Path], ends: ExitStack) -> Callable[..., tuple[Pair, RemoteTable]]:
     """Make two owners of the small table, and a client that knows only the endpoint of the first one."""
 

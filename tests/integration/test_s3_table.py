@@ -21,7 +21,6 @@ import pytest
 
 import memwal
 from memwal import wal
-from memwal.ingest.cli.app import main
 from tests import fault_proxy as faults
 from tests.conftest import INDEXES, SCHEMA, SCRIPTS, Ran, small_sections, toml
 from tests.messages import raises
@@ -76,23 +75,6 @@ def config(tmp_path: Path) -> Callable[..., tuple[Path, dict[str, str | None]]]:
         return path, {name: options[option] for name, option in SECRETS.items()}
 
     return write
-
-
-@pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
-    """Run a command like `memwal`, in this process: a new process would import for seconds."""
-
-    def run(*arguments: str | Path, env: Mapping[str, str | None]) -> Ran:
-        monkeypatch.setattr(sys, "argv", ["memwal", *map(str, arguments)])
-        monkeypatch.setenv("COLUMNS", "200")
-        for name, value in env.items():
-            monkeypatch.setenv(name, str(value))
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capsys.readouterr()
-        return Ran(int(ended.value.code or 0), out, err)
-
-    return run
 
 
 def ids(rows: Any) -> list[int]:
@@ -182,10 +164,10 @@ def test_a_killed_writer_loses_no_acknowledged_row(start: Callable[..., Any], s3
 
 
 def test_the_commands_work_on_s3(
-    command: Callable[..., Ran], start: Callable[..., Any], config: Callable[..., Any], s3_table: Any, made: Any
+    cli: Callable[..., Ran], start: Callable[..., Any], config: Callable[..., Any], s3_table: Any, made: Any
 ) -> None:
     path, env = config(s3_table)
-    made_now = command("init", path, env=env)
+    made_now = cli("init", path, env=env)
     assert (made_now.code, made_now.error_lines) == (0, [])
     assert f"created {s3_table.uri}" in made_now.out
     running, endpoint = serve_on(start, path, env)
@@ -194,27 +176,26 @@ def test_the_commands_work_on_s3(
         remote.flush()
         remote.put(made.rows([30]))
         assert remote.count() == 31
-    asked = json.loads(command("query", path, "--filter", "id >= 29", "--format", "json", env=env).out)
+    asked = json.loads(cli("query", path, "--filter", "id >= 29", "--format", "json", env=env).out)
     assert sorted(row["id"] for row in asked) == [29, 30]
-    status = json.loads(command("status", path, "--json", env=env).out)
+    status = json.loads(cli("status", path, "--json", env=env).out)
     assert status["table"] == s3_table.uri
     assert {region["owner"] for region in status["regions"]} != {None}
     running.process.send_signal(signal.SIGTERM)
     assert running.wait() == 0
     assert [line for line in running.errors if line] == []
     region = status["regions"][0]["id"]
-    alone = json.loads(command("query", path, "--key", "30", "--format", "json", env=env).out)
+    alone = json.loads(cli("query", path, "--key", "30", "--format", "json", env=env).out)
     assert [row["name"] for row in alone] == ["row 30 v0"]
     for below, said in (("", "base version"), (f"/_mem_wal/{region}", "write-ahead log")):
-        shown = command("inspect", f"{s3_table.uri}{below}", "--config", path, env=env)
+        shown = cli("inspect", f"{s3_table.uri}{below}", "--config", path, env=env)
         assert (shown.code, said in shown.out) == (0, True), shown.err
-    nothing = command("inspect", f"{s3_table.uri}/_mem_wal/nothing", "--config", path, env=env)
+    nothing = cli("inspect", f"{s3_table.uri}/_mem_wal/nothing", "--config", path, env=env)
     assert (nothing.code, len(nothing.error_lines)) == (2, 1)
 
 
 def test_run_streams_into_s3(
     cli: Callable[..., Ran],
-    command: Callable[..., Ran],
     config: Callable[..., Any],
     s3_table: Any,
     made: Any,
@@ -224,7 +205,7 @@ def test_run_streams_into_s3(
     pq.write_table(made.table(range(50)), tmp_path / "in" / "one.parquet")
     source = {"path": str(tmp_path / "in")}
     path, env = config(s3_table, source=source)
-    refused = command("run", path, "--once", env=env)
+    refused = cli("run", path, "--once", env=env)
     assert refused.code == 2
     assert re.search(r"^memwal: sink.checkpoint is not set.*local directory", refused.error_lines[0])
     path, env = config(s3_table, source=source, sink={"checkpoint": str(tmp_path / "checkpoint")})
@@ -246,7 +227,7 @@ def test_run_streams_into_s3(
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )
 def test_mistakes_are_told_in_one_line_without_secrets(
-    command: Callable[..., Ran],
+    cli: Callable[..., Ran],
     config: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
     s3_table: Any,
@@ -259,7 +240,7 @@ def test_mistakes_are_told_in_one_line_without_secrets(
     options = s3_table.storage_options | {name: value for name, value in change.items() if name != "uri"}
     path, env = config((change.get("uri", s3_table.uri), options))
     for name in ("init", "serve"):
-        ran = command(name, path, env=env)
+        ran = cli(name, path, env=env)
         assert (ran.code, len(ran.error_lines)) == (code, 1), ran.err
         assert re.search(said, ran.error_lines[0])
         assert options["secret_access_key"] not in ran.out + ran.err
@@ -272,11 +253,13 @@ def test_mistakes_are_told_in_one_line_without_secrets(
 def test_an_idle_region_makes_no_request(
     open_s3: Callable[..., Any], s3_table_through_proxy: Any, fault_proxy: Any, made: Any
 ) -> None:
-    table = open_s3(s3_table_through_proxy)
+    """A durable put of an idle region does not wait for a timer: it makes one request at once."""
+    table = open_s3(s3_table_through_proxy, regions=1, wal={"linger_max": "1h"})
     table.put(made.rows(range(10)))
     assert fault_proxy.falls_silent(3.0)
-    table.put(made.rows([11]))
-    assert [(each.method, "/wal/" in each.key) for each in fault_proxy.requests] == [("PUT", True)]
+    for id in (11, 12):
+        table.put(made.rows([id]))
+    assert [(each.method, "/wal/" in each.key) for each in fault_proxy.requests] == [("PUT", True)] * 2
 
 
 def test_puts_of_a_busy_region_are_bounded_by_round_trips(

@@ -4,7 +4,7 @@ and no row is lost.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -17,20 +17,19 @@ import memwal
 from memwal import flush, wal
 from memwal.flush.verification.runner import verify_table
 from memwal.ingest.engine.table import writes as table_writes
-from memwal.ingest.engine.table.stored import StoredTable
-from memwal.ingest.service.daemon.service import FlightService
 from tests.conftest import ROOT, Made, wait_until
 from tests.messages import raises
+from tests.ways import entered
 
 LEVELS = ("committed", "flushed", "durable", "latest")
-WAYS = ("embedded", "daemon", "storage")
+WAYS = ("embedded", "flight", "storage")
 
 
 class Open:
     """One owner with rows at every level (0-9 base, 10-19 SST, 20-29 memtable), and a reader of the kind `way`."""
 
-    def __init__(self, table: Any, reader: Any, uri: str, made: Made) -> None:
-        self.table, self.reader, self.uri, self.made = table, reader, uri, made
+    def __init__(self, table: Any, reader: Any, uri: str, made: Made, way: str = "embedded") -> None:
+        self.table, self.reader, self.uri, self.made, self.way = table, reader, uri, made, way
 
     @property
     def lance(self) -> Any:
@@ -53,29 +52,23 @@ class Open:
 
 
 @pytest.fixture(params=WAYS)
-def opened(request: Any, open_small: Callable[..., Any], uri: str, made: Made) -> Iterator[Open]:
-    with ExitStack() as stack:
-        table = open_small()
-        for first in (0, 10, 20):
-            table.put(made.rows(range(first, first + 10)))
-            if first < 20:
-                table.flush()
-            if first < 10:
-                table.commit()
-        reader = table
-        if request.param == "daemon":
-            service = FlightService(table, "grpc://127.0.0.1:0")
-            stack.callback(service.shutdown)
-            reader = stack.enter_context(memwal.connect(f"grpc://127.0.0.1:{service.port}"))
-        if request.param == "storage":
-            reader = StoredTable(flush.BaseTable.open(uri), wal.open_store(uri))
-        assert len(Open(table, reader, uri, made).there()) == 30
-        yield Open(table, reader, uri, made)
+def opened(request: Any, open_small: Callable[..., Any], uri: str, made: Made, ends: ExitStack) -> Open:
+    table = open_small()
+    for first in (0, 10, 20):
+        table.put(made.rows(range(first, first + 10)))
+        if first < 20:
+            table.flush()
+        if first < 10:
+            table.commit()
+    reader = entered(request.param, table, ends)
+    opened = Open(table, reader, uri, made, request.param)
+    assert len(opened.there()) == 30
+    return opened
 
 
 def writer(opened: Open) -> Any:
     """Return the handle that can put: the daemon's client, or the owner."""
-    return opened.table if isinstance(opened.reader, StoredTable) else opened.reader
+    return opened.table if opened.way == "storage" else opened.reader
 
 
 def sound(uri: str) -> None:
@@ -122,6 +115,9 @@ def test_reads_of_an_open_table_go_on_without_a_dropped_column(opened: Open, dro
             read()
     assert reader.count() == 30
     assert reader.get([5, 15, 25], ["id"]).num_rows == 3
+    opened.drain()
+    assert opened.there("committed") == opened.expected(range(30), **{dropped: None})
+    sound(opened.uri)
 
 
 def test_reads_of_an_open_table_show_an_added_column_as_null(opened: Open) -> None:
@@ -196,6 +192,15 @@ def test_a_put_with_a_dropped_column_is_refused_in_one_line_once_it_is_known(ope
     sound(opened.uri)
 
 
+def test_a_put_with_the_name_of_a_dropped_column_that_another_has_now(opened: Open, made: Made) -> None:
+    opened.lance.drop_columns(["price"])
+    opened.table.count()  # the table knows that the column was dropped
+    opened.lance.alter_columns({"path": "name", "name": "price"})
+    row = {name: value for name, value in made.row(40).items() if name not in {"name", "price"}}
+    opened.table.put([row | {"price": "ten"}])
+    assert opened.there()[40]["price"] == "ten"
+
+
 def test_a_column_that_never_was_is_refused_as_before(opened: Open, made: Made) -> None:
     with raises(memwal.Invalid):
         writer(opened).put([made.row(5) | {"grade": 7}])
@@ -221,7 +226,9 @@ def test_rows_in_the_log_of_a_table_that_crashed_before_the_change(opened: Open)
     """Replayed and flushed rows have the old columns."""
     opened.lance.alter_columns({"path": "price", "name": "cost"}, {"path": "vector", "name": "at"})
     opened.lance.drop_columns(["name"])
-    expected = opened.expected(range(30), price="cost", vector="at", name=None)
+    opened.lance.add_columns(pa.field("grade", pa.int64()))
+    columns = {"price": "cost", "vector": "at", "name": None}
+    expected = {id: row | {"grade": None} for id, row in opened.expected(range(30), **columns).items()}
     with memwal.open(
         opened.uri, settings={"commit": {"interval": "0s"}}, take_over=True
     ) as again:  # fences the first owner
@@ -318,6 +325,29 @@ def test_a_key_dropped_under_an_open_table_is_said_in_one_line_and_costs_no_row(
     lance.dataset(opened.uri, version=whole).restore()
     opened.drain()
     assert opened.there() == opened.expected(range(31))
+
+
+def test_a_table_without_its_key_is_not_opened(opened: Open) -> None:
+    """Lance drops key columns without an error."""
+    opened.table.close()
+    opened.lance.drop_columns(["id"])
+    with raises(memwal.Invalid):
+        memwal.open(opened.uri)
+
+
+def test_what_lance_refuses_while_rows_may_be_on_their_way(open_small: Callable[..., Any], uri: str) -> None:
+    open_small().close()
+    dataset = lance.dataset(uri)
+    for change, said in (
+        (lambda: dataset.add_columns({"double": "price * 2"}), "computed column"),
+        (lambda: dataset.add_columns(pa.field("x", pa.int64(), nullable=False)), "must be nullable"),
+        (lambda: dataset.alter_columns({"path": "price", "data_type": pa.int32()}), "column's type"),
+        (lambda: dataset.alter_columns({"path": "price", "nullable": False}), "non-nullable"),
+        (lambda: dataset.alter_columns({"path": "id", "name": "key"}), "rename a primary key"),
+    ):
+        with pytest.raises(OSError, match=said):
+            change()
+    assert lance.dataset(uri).version == dataset.version
 
 
 # ---- races -----------------------------------------------------------------------------------------------------------

@@ -21,8 +21,8 @@ from lancedb.rerankers import LinearCombinationReranker, MRRReranker, RRFReranke
 import memwal
 from memwal.ingest.engine.api.reads import READS
 from memwal.ingest.engine.read.merged import MergedView
-from memwal.ingest.service.daemon.service import FlightService
 from tests.messages import raises
+from tests.ways import entered
 
 LEVELS = ("committed", "flushed", "durable", "latest")
 Model = dict[int, dict[str, Any]]
@@ -38,33 +38,20 @@ class _ReadByOthers:
         return getattr(self._reader if name in (*READS, "hybrid") else self._owner, name)
 
 
-@pytest.fixture
-def way_in() -> Iterator[Callable[[str, Any], Any]]:
-    """Return a function that turns an embedded table into the object that the test calls; the fixture closes it at the
-    end.
-    """
-    with ExitStack() as opened:
-
-        def enter(way: str, table: Any) -> Any:
-            if way == "storage":
-                return _ReadByOthers(table, opened.enter_context(memwal.open(table.base.uri, read_only=True)))
-            if way == "flight":
-                service = FlightService(table, "grpc://127.0.0.1:0")
-                opened.callback(service.shutdown)
-                return opened.enter_context(memwal.connect(f"grpc://127.0.0.1:{service.port}"))
-            return table
-
-        yield enter
+def through(way: str, owner: Any, ends: ExitStack) -> Any:
+    """Return the object that the test calls."""
+    entrance = entered(way, owner, ends)
+    return _ReadByOthers(owner, entrance) if way == "storage" else entrance
 
 
 WAYS = [("embedded", "lance"), ("embedded", "arrow"), ("flight", "lance"), ("storage", "lance")]
 
 
 @pytest.fixture(params=WAYS)
-def table(request: pytest.FixtureRequest, open_small: Callable[..., Any], way_in: Callable[[str, Any], Any]) -> Any:
+def table(request: pytest.FixtureRequest, open_small: Callable[..., Any], ends: ExitStack) -> Any:
     """Return an empty table, for each way into it and each format of WAL entries."""
     way, entries = request.param
-    return way_in(way, open_small(wal={"format": entries}))
+    return through(way, open_small(wal={"format": entries}), ends)
 
 
 @pytest.fixture
@@ -184,7 +171,7 @@ def test_match_finds_every_row_with_the_word_and_no_other(layered: tuple[Any, di
 
 @pytest.fixture(params=WAYS)
 def two_texts(
-    request: pytest.FixtureRequest, uri: str, made: Any, way_in: Callable[[str, Any], Any]
+    request: pytest.FixtureRequest, uri: str, made: Any, ends: ExitStack
 ) -> Iterator[tuple[Any, dict[str, Model]]]:
     """Yield a table with two text columns and rows at every level, newer versions and deletes above older ones, and the
     expected rows per level. A row's name is "row ID vVERSION".
@@ -193,7 +180,7 @@ def two_texts(
     indexes = {"vector": "ivf_pq", "name": {"type": "fts", "with_position": True}, "body": "fts"}
     settings = {"commit": {"interval": "0s"}, "wal": {"format": entries}}
     with memwal.open(uri, schema=made.schema, key="id", regions=2, indexes=indexes, settings=settings) as owner:
-        table = way_in(way, owner)
+        table = through(way, owner, ends)
         model = {row["id"]: row for row in made.rows(range(30))}
         table.put(made.rows(range(30)))
         table.flush()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -14,10 +14,10 @@ import memwal
 from memwal import wal
 from memwal.flush import BaseTable
 from memwal.flush.verification.runner import verify_table
-from memwal.ingest.service.daemon.service import FlightService
 from memwal.ingest.service.ops.metrics import TABLE, families
 from tests.conftest import Made
 from tests.messages import raises
+from tests.ways import entered
 
 HELD_BACK = {"a`b"}
 """Columns that make Lance's merge fail: commits wait until the column is dropped."""
@@ -34,17 +34,11 @@ COLUMNS = [
 ]
 
 
-@pytest.fixture(params=["embedded", "daemon"])
-def ways(request: Any, open_small: Callable[..., Any]) -> Iterator[tuple[Any, Any]]:
-    """Yield the owner of an open table, and the handle that the test calls."""
-    with ExitStack() as stack:
-        table = open_small()
-        if request.param == "embedded":
-            yield table, table
-            return
-        service = FlightService(table, "grpc://127.0.0.1:0")
-        stack.callback(service.shutdown)
-        yield table, stack.enter_context(memwal.connect(f"grpc://127.0.0.1:{service.port}"))
+@pytest.fixture(params=["embedded", "flight"])
+def ways(request: pytest.FixtureRequest, open_small: Callable[..., Any], ends: ExitStack) -> tuple[Any, Any]:
+    """Return the owner of an open table, and the handle that the test calls."""
+    table = open_small()
+    return table, entered(request.param, table, ends)
 
 
 def filled(table: Any, made: Made) -> dict[int, Any]:
