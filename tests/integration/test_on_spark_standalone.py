@@ -115,6 +115,15 @@ def test_more_daemons_than_the_cluster_has_slots_is_one_line(
     assert "daemon.on_spark: 5 daemons need 5 slots at the same time, and Spark at spark://127.0.0.1" in ran.err
 
 
+def test_an_address_that_others_reach_needs_protection(
+    small_config: Callable[..., Path], cli: Callable[..., Ran]
+) -> None:
+    config = small_config(daemon={"host": "0.0.0.0", "port": 1}, source={"spark": quick("local[3]")})
+    ran = cli("serve", config, "--on-spark", "3")
+    assert (ran.code, len(ran.error_lines), ran.out) == (2, 1, "")
+    assert "daemon.host: 0.0.0.0 is not a loopback address" in ran.err
+
+
 def test_a_cluster_that_has_no_room_for_an_executor_is_one_line(
     config: Callable[..., Path], cli: Callable[..., Ran], tmp_path: Path
 ) -> None:

@@ -139,23 +139,6 @@ def test_what_is_written_flushed_and_committed_later_is_not_in_a_moment(
     assert rows_of(pinned(uri), ["id", "name"]) == expected(table, ["id", "name"], None, "latest") != before["durable"]
 
 
-def test_a_row_above_the_base_that_does_not_pass_the_filter_hides_the_one_that_did(
-    open_small: Callable[..., Any], uri: str, made: Any
-) -> None:
-    table = open_small()
-    old = made.table([1, 2, 3])
-    table.put(old)
-    committed(table)
-    price = {row["id"]: row["price"] for row in old.to_pylist()}
-    table.put([{**made.row(1, 1), "price": 5000}])
-    table.flush()
-    table.put([{**made.row(2, 1), "price": 5001}])
-    table.delete([3])
-    below = f"price <= {max(price.values())}"
-    assert rows_of(pinned(uri), ["id"], below) == []
-    assert rows_of(pinned(uri), ["id"], "price >= 5000") == [(1,), (2,)]
-
-
 def test_columns_that_were_added_and_renamed_before_the_moment(
     open_small: Callable[..., Any], uri: str, made: Any
 ) -> None:

@@ -99,15 +99,6 @@ def test_a_run_killed_while_it_wrote_its_first_offsets_is_followed_by_another(
     assert sorted(names(uri)) == list(range(30))
 
 
-def test_a_source_without_a_feed_is_drained(
-    small_config: Callable[..., Path], tmp_path: Path, uri: str, made: Any, cli: Callable[..., Any]
-) -> None:
-    directory = write_feed(tmp_path / "in", made.table(range(30)), made.table(range(30, 50)))
-    ran = cli("run", small_config(source={"path": directory, "files_per_trigger": 5}), "--once")
-    assert (ran.code, ran.error_lines) == (0, [])
-    assert sorted(names(uri)) == list(range(50))
-
-
 def test_a_file_dated_far_ahead_hides_no_later_file(
     small_config: Callable[..., Path], tmp_path: Path, uri: str, made: Any, cli: Callable[..., Any]
 ) -> None:

@@ -287,14 +287,6 @@ def test_close_ends_a_read_that_waits_in_another_thread(into: Into, monkeypatch:
 # ---- failures ------------------------------------------------------------------------------------------------------
 
 
-def test_mistakes_are_raised_by_the_call(into: Into) -> None:
-    for way in WAYS:
-        table = into(way)
-        for mistake in ({"columns": ["idd"]}, {"filter": "idd > 3"}, {"limit": -1}, {"level": "newest"}):
-            with pytest.raises(memwal.Invalid):
-                table.scan(**mistake)
-
-
 @pytest.mark.parametrize("way", ["flight", "two daemons"])
 def test_an_error_of_the_owner_in_mid_stream_reaches_the_reader(
     into: Into, way: str, monkeypatch: pytest.MonkeyPatch

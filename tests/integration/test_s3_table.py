@@ -22,7 +22,7 @@ import pytest
 import memwal
 from memwal import wal
 from tests import fault_proxy as faults
-from tests.conftest import INDEXES, SCHEMA, SCRIPTS, Ran, small_sections, toml
+from tests.conftest import INDEXES, SCHEMA, Ran, small_sections, toml
 from tests.messages import raises
 
 LEVELS = ("committed", "flushed", "durable", "latest")
@@ -118,46 +118,6 @@ def test_every_read_at_every_level_then_flush_and_commit(open_s3: Callable[..., 
     base = lance.dataset(s3_table.uri, storage_options=s3_table.storage_options)
     assert base.count_rows() == 299
     assert base.to_table(filter="id IN (1, 2, 4)").column("name").to_pylist() == ["row 1 v1", "row 2 v1", "row 4 v1"]
-
-
-def test_a_table_opened_again_has_every_row(open_s3: Callable[..., Any], s3_table: Any, made: Any) -> None:
-    with open_s3(s3_table) as table:
-        table.put(made.rows(range(20)))
-        table.flush()
-        table.put(made.rows(range(15, 25), 1))
-    again = open_s3(s3_table)
-    assert ids(again.scan(["id"]).read_all()) == list(range(25))
-    assert [region["epoch"] for region in again.status()["regions"]] == [2, 2]
-
-
-def test_the_older_of_two_writers_is_fenced(open_s3: Callable[..., Any], s3_table: Any, made: Any) -> None:
-    older = open_s3(s3_table, regions=1)
-    older.put(made.rows(range(10)))
-    newer = open_s3(s3_table, regions=1)
-    with raises(memwal.FencedError):
-        older.put(made.rows([10]))
-    newer.put(made.rows([11]))
-    assert ids(newer.scan(["id"]).read_all()) == [*range(10), 11]
-
-
-def test_a_killed_writer_loses_no_acknowledged_row(start: Callable[..., Any], s3_table: Any) -> None:
-    options = json.dumps(s3_table.storage_options)
-    process = start(
-        [sys.executable, str(SCRIPTS / "putter.py"), s3_table.uri, "1000"],
-        env={"MEMWAL__TABLE__STORAGE_OPTIONS": options},
-    )
-    process.tell("go")
-    acked = 0
-    while acked < 12:
-        said = json.loads(process.line())
-        assert "error" not in said
-        acked = said.get("ack", acked)
-    process.kill()
-    acked = max([acked, *(json.loads(line).get("ack", 0) for line in process.lines)])
-    with memwal.open(s3_table.uri, storage_options=s3_table.storage_options, settings=QUIET) as table:
-        found = {row["id"]: row["name"] for row in table.scan(["id", "name"]).read_all().to_pylist()}
-    assert {1000 + number for number in range(1, acked + 1)} <= set(found)
-    assert int(found[0].split("/")[1]) in (acked, acked + 1)
 
 
 # ---- the commands ----------------------------------------------------------------------------------------------------

@@ -84,26 +84,6 @@ def way_in(request: pytest.FixtureRequest, ends: ExitStack) -> Callable[[Any], A
 
 @pytest.mark.parametrize("wal_format", ["lance", "arrow"])
 @pytest.mark.parametrize("stage", STAGES)
-def test_insert_leaves_what_is_stored_and_creates_what_is_not(stage: str, wal_format: str, tmp_path: Path) -> None:
-    options = {"upsert": "insert", "wal": {"format": wal_format}}
-    table = opened(tmp_path, **options)
-    assert table.put(rows(range(8))).skipped == 0
-    table.delete([{"k": row(n)["k"], "n": n} for n in (0, 1)])
-    table = moved(table, tmp_path, stage, **options)
-    receipt = table.put(rows(range(12), 1))
-    assert (receipt.rows, receipt.skipped, receipt.applied) == (12, 6, True)
-    expected = {n: row(n) for n in range(2, 8)} | {n: row(n, 1) for n in (0, 1, 8, 9, 10, 11)}
-    assert found(table) == expected
-    table.flush()
-    table.commit()
-    assert found(table, "committed") == expected
-    assert table.put(rows(range(12), 2)).skipped == 12
-    assert found(table) == expected
-    table.close()
-
-
-@pytest.mark.parametrize("wal_format", ["lance", "arrow"])
-@pytest.mark.parametrize("stage", STAGES)
 def test_merge_keeps_the_columns_that_a_put_does_not_have(stage: str, wal_format: str, tmp_path: Path) -> None:
     options = {"upsert": "merge", "wal": {"format": wal_format}}
     table = opened(tmp_path, **options)
@@ -358,25 +338,3 @@ def test_init_adopts_a_table_with_its_rules(
     with memwal.open(uri) as table:
         assert table.put([{"id": 2, "name": "other"}, {"id": 3, "name": "c"}]).skipped == 1
         assert table.scan().read_all().sort_by("id")["name"].to_pylist() == ["a", "b", "c"]
-
-
-def test_a_daemon_merges_what_its_clients_give(
-    small_config: Callable[..., Path], serve: Callable[..., Any], made: Any
-) -> None:
-    running, endpoint = serve(small_config(table={"upsert": "merge", "on_duplicate": "fail"}))
-    with memwal.connect(endpoint) as table:
-        assert table.upsert == "merge"
-        table.put(made.table(range(30)))
-        table.put(pa.table({"id": range(10, 40), "price": range(30)}), token="prices:1")
-        with raises(Invalid):
-            table.put([{"id": 1}, {"id": 1}])
-        expected = {id: made.row(id) for id in range(30)}
-        for id in range(10, 40):
-            old = expected.get(id, dict.fromkeys(made.schema.names) | {"id": id})
-            expected[id] = {**old, "price": id - 10}
-        assert {each["id"]: each for each in table.scan().read_all().to_pylist()} == expected
-        table.flush()
-        table.commit()
-        table.put(pa.table({"id": [39], "name": ["late"]}))
-        assert table.get([39]).to_pylist() == [{**expected[39], "name": "late"}]
-    assert running.errors == []
