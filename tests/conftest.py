@@ -27,6 +27,7 @@ import tests.inside  # noqa: F401 - what is imported changes what tests see
 from tests.command_line import run_here
 
 pytest_plugins = [
+    "tests.certificates",
     "tests.damaged_table",
     "tests.kafka_fixtures",
     "tests.messages",

@@ -10,15 +10,12 @@ import ssl
 import sys
 import urllib.error
 from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pyarrow.flight as flight
 import pyarrow.parquet as pq
 import pytest
-import trustme
 
 import memwal
 from memwal import wal
@@ -28,6 +25,7 @@ from memwal.ingest.service.rpc import tls
 from memwal.ingest.service.rpc.credentials import Access
 from memwal.ingest.service.rpc.guard import Guard
 from memwal.ingest.settings.load import load
+from tests.certificates import Certificates, Pair
 from tests.cluster import start_daemon
 from tests.conftest import PATIENCE
 from tests.integration.test_http_edge import fetch
@@ -37,60 +35,6 @@ from tests.spark_cluster import quick
 
 REGIONS = 4
 QUIET = {"commit": {"interval": "0s"}, "gc": {"interval": "0s"}}
-Pair = tuple[str, str]
-
-
-@dataclass(frozen=True)
-class Certificates:
-    """PEM files: the server's authority, a separate authority for clients, and the certificates that they signed."""
-
-    place: Path
-    server_ca: Path
-    client_ca: Path
-    server: Pair
-    client: Pair
-    expired: Pair
-    stranger: Pair
-    """A certificate signed by another authority."""
-
-    @property
-    def daemon(self) -> dict[str, str]:
-        """Return the settings of [daemon]."""
-        names = ("tls_cert", "tls_key", "tls_client_cert", "tls_client_key", "tls_ca", "tls_client_ca")
-        return dict(zip(names, (*self.server, *self.client, str(self.server_ca), str(self.client_ca)), strict=True))
-
-    def context(self, presented: Pair | None) -> ssl.SSLContext:
-        """Return the TLS context of an HTTP client."""
-        context = ssl.create_default_context(cafile=str(self.server_ca))
-        if presented is not None:
-            context.load_cert_chain(*presented)
-        return context
-
-
-@pytest.fixture
-def certificates(tmp_path: Path) -> Certificates:
-    servers, clients, retired, strangers = (trustme.CA() for _ in range(4))
-
-    def issued(authority: trustme.CA, name: str, **options: Any) -> Pair:
-        signed = authority.issue_cert("127.0.0.1", "localhost", **options)
-        paths = tmp_path / f"{name}.pem", tmp_path / f"{name}.key"
-        paths[0].write_bytes(b"".join(pem.bytes() for pem in signed.cert_chain_pems))
-        signed.private_key_pem.write_to_path(str(paths[1]))
-        return str(paths[0]), str(paths[1])
-
-    past = {"not_before": datetime(2020, 1, 1, tzinfo=UTC), "not_after": datetime(2020, 2, 1, tzinfo=UTC)}
-    servers.cert_pem.write_to_path(str(tmp_path / "server_ca.pem"))
-    # Two authorities in one file, as while the clients' authority is replaced.
-    (tmp_path / "client_ca.pem").write_bytes(retired.cert_pem.bytes() + clients.cert_pem.bytes())
-    return Certificates(
-        tmp_path,
-        tmp_path / "server_ca.pem",
-        tmp_path / "client_ca.pem",
-        issued(servers, "server"),
-        issued(clients, "client"),
-        issued(clients, "expired", **past),
-        issued(strangers, "stranger"),
-    )
 
 
 def test_a_client_is_let_in_by_its_certificate_alone_and_told_why_not(
@@ -162,8 +106,8 @@ def test_daemons_hand_over_to_each_other(
     wait_until: Callable[..., Any],
 ) -> None:
     endpoints = _spread(2)
-    names = ("tls_cert", "tls_key", "tls_ca")  # a daemon uses its certificate as a client too
-    daemon = {name: certificates.daemon[name] for name in names} | {"tls_client_ca": str(certificates.server_ca)}
+    # a daemon uses its certificate as a client too
+    daemon = {**certificates.server_only, "tls_client_ca": str(certificates.server_ca)}
     config = small_config(regions={"count": REGIONS}, daemon={**daemon, "endpoints": endpoints}, **QUIET)
     first, second = (start_daemon(start, config, endpoint) for endpoint in endpoints)
     for running in (first, second):
@@ -283,8 +227,7 @@ def test_what_a_process_presents(small_config: Callable[..., Path], certificates
     assert tls.certificate == Path(certificates.client[0]).read_bytes()
     assert "PRIVATE" not in repr(tls)
     assert "BEGIN" not in repr(Guard.of(settings.daemon, {}))
-    plain = {name: certificates.daemon[name] for name in ("tls_cert", "tls_key", "tls_ca")}
-    assert Access.of(load(small_config(daemon=plain), {})).options({})["tls"].certificate is None
+    assert Access.of(load(small_config(daemon=certificates.server_only), {})).options({})["tls"].certificate is None
 
 
 def _spread(daemons: int) -> list[str]:
