@@ -18,7 +18,7 @@ import pytest
 from memwal.ingest.spark.session import configuration, start_session
 from memwal.ingest.spark.source.columns import DELETE, PROBLEM
 from memwal.ingest.spark.source.kafka.stream import rows_of
-from tests.conftest import ROOT, toml
+from tests.conftest import ROOT, Cli, Start, WaitUntil, toml
 from tests.kafka_records import kafka_settings, mapping_of
 from tests.kafka_server import KafkaServer, Record
 from tests.s3_server import free_ports
@@ -61,7 +61,7 @@ def stream(kafka: KafkaServer, kafka_connector: dict[str, str], tmp_path: Path) 
 
 
 def test_the_example_turns_records_into_rows_and_names_one_that_is_none(
-    kafka: KafkaServer, kafka_connector: dict[str, str], cli: Callable[..., Any], tmp_path: Path
+    kafka: KafkaServer, kafka_connector: dict[str, str], cli: Cli, tmp_path: Path
 ) -> None:
     uri, topic = str(tmp_path / "t.lance"), "example-flights"  # the tutorial uses the topic flights on the same broker
     changes = {
@@ -110,7 +110,7 @@ def rows_at(uri: str) -> dict[int, dict[str, Any]]:
 
 
 def test_a_broker_that_is_down_loses_nothing(
-    stream: Callable[..., Stream], cli: Callable[..., Any], start: Callable[..., Any], wait_until: Callable[..., Any]
+    stream: Callable[..., Stream], cli: Cli, start: Start, wait_until: WaitUntil
 ) -> None:
     quick = {
         "kafka.request.timeout.ms": "5000",
@@ -158,9 +158,7 @@ def reasons(port: int) -> list[str]:
         return [each["reason"] for each in json.load(error)["reasons"]]
 
 
-def test_a_topic_that_is_not_there_is_named_before_anything_is_written(
-    stream: Callable[..., Stream], cli: Callable[..., Any]
-) -> None:
+def test_a_topic_that_is_not_there_is_named_before_anything_is_written(stream: Callable[..., Stream], cli: Cli) -> None:
     flights = stream()
     topic = f"{flights.topic}s"
     flights.config.write_text(flights.config.read_text().replace(json.dumps(flights.topic), json.dumps(topic)))

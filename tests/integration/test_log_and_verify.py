@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from memwal.ingest.cli import verify as cli_verify
 from memwal.ingest.cli.command import Call, CommandConsole
 from memwal.ingest.settings.load import load
 from memwal.wal import open_store
-from tests.conftest import INDEXES, SCHEMA
+from tests.conftest import INDEXES, SCHEMA, Cli, SmallConfig
 
 QUIET = {"commit": {"interval": "0s"}, "gc": {"interval": "0s"}}
 
@@ -48,7 +47,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory, made: Any) -> Path:
 
 
 @pytest.fixture
-def config(filled: Path, uri: str, small_config: Callable[..., Path]) -> Path:
+def config(filled: Path, uri: str, small_config: SmallConfig) -> Path:
     """Return the configuration of a copy of the filled table."""
     shutil.copytree(filled, uri)
     return small_config()
@@ -57,7 +56,7 @@ def config(filled: Path, uri: str, small_config: Callable[..., Path]) -> Path:
 # ---- log -----------------------------------------------------------------------------------------------------------
 
 
-def test_log_tells_every_version_newest_first(cli: Callable[..., Any], config: Path, uri: str) -> None:
+def test_log_tells_every_version_newest_first(cli: Cli, config: Path, uri: str) -> None:
     ran = cli("log", config)
     assert (ran.code, ran.err) == (0, "")
     lines = [line for line in ran.out.splitlines() if line[:8].strip().isdigit()]
@@ -79,7 +78,7 @@ def test_log_fits_the_terminal(config: Path, uri: str, width: int) -> None:
     assert "…" not in text.getvalue()
 
 
-def test_log_as_json_and_with_a_limit(cli: Callable[..., Any], config: Path, uri: str) -> None:
+def test_log_as_json_and_with_a_limit(cli: Cli, config: Path, uri: str) -> None:
     ran = cli("log", config, "--json", "--limit", "3")
     told = json.loads(ran.out)
     assert (ran.code, len(told["versions"])) == (0, 3)
@@ -93,7 +92,7 @@ def test_log_as_json_and_with_a_limit(cli: Callable[..., Any], config: Path, uri
     assert "older versions; --limit" in cli("log", config, "--limit", "3").out
 
 
-def test_diff_counts_and_names_keys(cli: Callable[..., Any], config: Path, uri: str) -> None:
+def test_diff_counts_and_names_keys(cli: Cli, config: Path, uri: str) -> None:
     versions = json.loads(cli("log", config, "--json").out)["versions"]
     before = next(each["version"] for each in versions if each["rows"] == 30)
     ran = cli("log", config, "--diff", before, lance.dataset(uri).version, "--keys", "3", "--json")
@@ -115,7 +114,7 @@ def test_diff_counts_and_names_keys(cli: Callable[..., Any], config: Path, uri: 
 
 @pytest.mark.parametrize("command", [["log"], ["log", "--diff", "1", "2"], ["verify"]])
 def test_a_table_that_is_not_there_is_one_line_and_exit_code_2(
-    cli: Callable[..., Any], small_config: Callable[..., Path], command: list[str], uri: str
+    cli: Cli, small_config: SmallConfig, command: list[str], uri: str
 ) -> None:
     ran = cli(command[0], small_config(), *command[1:])
     assert (ran.code, ran.out) == (2, "")
@@ -123,9 +122,7 @@ def test_a_table_that_is_not_there_is_one_line_and_exit_code_2(
     assert not Path(uri).exists()
 
 
-def test_a_version_that_is_not_kept_is_one_line_and_exit_code_2(
-    cli: Callable[..., Any], config: Path, uri: str
-) -> None:
+def test_a_version_that_is_not_kept_is_one_line_and_exit_code_2(cli: Cli, config: Path, uri: str) -> None:
     ran = cli("log", config, "--diff", "1", "99")
     newest = lance.dataset(uri).version
     assert (ran.code, ran.err) == (2, f"memwal: version 99 of {uri} does not exist; existing versions: 1–{newest}\n")
@@ -134,7 +131,7 @@ def test_a_version_that_is_not_kept_is_one_line_and_exit_code_2(
 # ---- verify --------------------------------------------------------------------------------------------------------
 
 
-def test_verify_of_a_sound_table(cli: Callable[..., Any], config: Path) -> None:
+def test_verify_of_a_sound_table(cli: Cli, config: Path) -> None:
     ran = cli("verify", config)
     assert (ran.code, ran.err) == (0, "")
     assert ran.out.startswith("clean: version ")
@@ -145,9 +142,7 @@ def test_verify_of_a_sound_table(cli: Callable[..., Any], config: Path) -> None:
     assert (told["clean"], told["findings"], told["regions"]) == (True, [], 2)
 
 
-def test_verify_of_a_damaged_table_says_what_where_and_how_to_mend_it(
-    cli: Callable[..., Any], config: Path, uri: str
-) -> None:
+def test_verify_of_a_damaged_table_says_what_where_and_how_to_mend_it(cli: Cli, config: Path, uri: str) -> None:
     filter_file = next(Path(uri).glob("_mem_wal/*/*_gen_3/bloom_filter.bin"))
     filter_file.unlink()
     ran = cli("verify", config)

@@ -9,7 +9,6 @@ import socket
 import ssl
 import sys
 import urllib.error
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from memwal.ingest.service.rpc.guard import Guard
 from memwal.ingest.settings.load import load
 from tests.certificates import Certificates, Pair
 from tests.cluster import start_daemon
-from tests.conftest import PATIENCE
+from tests.conftest import PATIENCE, Cli, SmallConfig, Start, WaitUntil
 from tests.integration.test_http_edge import fetch
 from tests.messages import raises
 from tests.s3_server import free_ports
@@ -38,11 +37,7 @@ QUIET = {"commit": {"interval": "0s"}, "gc": {"interval": "0s"}}
 
 
 def test_a_client_is_let_in_by_its_certificate_alone_and_told_why_not(
-    small_config: Callable[..., Path],
-    start: Callable[..., Any],
-    certificates: Certificates,
-    made: Any,
-    cli: Callable[..., Any],
+    small_config: SmallConfig, start: Start, certificates: Certificates, made: Any, cli: Cli
 ) -> None:
     config = small_config(daemon={"http_port": 0, **certificates.daemon}, **QUIET)
     running = start([sys.executable, "-m", "memwal.ingest.cli.app", "serve", str(config)])
@@ -99,11 +94,7 @@ async def _counted(endpoint: str, certificates: Certificates) -> int:
 
 
 def test_daemons_hand_over_to_each_other(
-    small_config: Callable[..., Path],
-    start: Callable[..., Any],
-    certificates: Certificates,
-    made: Any,
-    wait_until: Callable[..., Any],
+    small_config: SmallConfig, start: Start, certificates: Certificates, made: Any, wait_until: WaitUntil
 ) -> None:
     endpoints = _spread(2)
     # a daemon uses its certificate as a client too
@@ -127,7 +118,7 @@ def test_daemons_hand_over_to_each_other(
 
 
 def test_a_daemon_tells_why_it_cannot_look_at_its_peer_and_leaves_it_its_regions_at_first(
-    small_config: Callable[..., Path], start: Callable[..., Any], certificates: Certificates
+    small_config: SmallConfig, start: Start, certificates: Certificates
 ) -> None:
     """A peer that rejects the certificate counts as alive: its regions are not taken over like
     those of an ended peer.
@@ -149,7 +140,7 @@ def test_a_daemon_tells_why_it_cannot_look_at_its_peer_and_leaves_it_its_regions
 
 
 def test_daemons_on_spark_and_the_sink_on_its_executors_present_theirs(
-    small_config: Callable[..., Path], certificates: Certificates, tmp_path: Path, made: Any, cli: Callable[..., Any]
+    small_config: SmallConfig, certificates: Certificates, tmp_path: Path, made: Any, cli: Cli
 ) -> None:
     (tmp_path / "in").mkdir()
     pq.write_table(made.table(range(40)), tmp_path / "in" / "0.parquet")
@@ -190,13 +181,13 @@ def test_who_takes_a_connection_and_does_not_answer_lives(listens: bool, monkeyp
         {"tls_client_key": "a.pem"},
     ],
 )
-def test_settings_that_do_not_fit_together(daemon: dict[str, Any], small_config: Callable[..., Path]) -> None:
+def test_settings_that_do_not_fit_together(daemon: dict[str, Any], small_config: SmallConfig) -> None:
     with raises(memwal.Invalid):
         load(small_config(daemon=daemon), {})
 
 
 def test_files_are_checked_before_anything_is_claimed(
-    small_config: Callable[..., Path], certificates: Certificates, cli: Callable[..., Any], uri: str
+    small_config: SmallConfig, certificates: Certificates, cli: Cli, uri: str
 ) -> None:
     broken = certificates.place / "broken.pem"
     broken.write_text("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
@@ -221,7 +212,7 @@ def test_files_are_checked_before_anything_is_claimed(
         assert not Path(uri).exists()
 
 
-def test_what_a_process_presents(small_config: Callable[..., Path], certificates: Certificates) -> None:
+def test_what_a_process_presents(small_config: SmallConfig, certificates: Certificates) -> None:
     settings = load(small_config(daemon=certificates.daemon), {})
     tls = Access.of(settings).options({})["tls"]
     assert tls.certificate == Path(certificates.client[0]).read_bytes()

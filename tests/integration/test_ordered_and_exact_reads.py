@@ -23,6 +23,7 @@ import memwal
 from memwal.ingest.engine.api.reads import READS, Reads
 from memwal.ingest.engine.read import rankings
 from memwal.ingest.service.client.scatter import merged, with_key
+from tests.conftest import Cli
 from tests.messages import raises
 from tests.ways import entered
 
@@ -384,7 +385,7 @@ def test_a_search_that_compares_every_row_of_a_large_table_is_logged_once(
 
 
 @pytest.fixture
-def asked(uri: str, tmp_path: Path, cli: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+def asked(uri: str, tmp_path: Path, cli: Cli) -> Iterator[Callable[..., Any]]:
     """Run `memwal query` on a table of 40 rows with a column "list price"; it prints JSON."""
     (path := tmp_path / "memwal.toml").write_text(f'[table]\nuri = "{uri}"\n')
     priced = SCHEMA.append(pa.field("list price", pa.int64()))

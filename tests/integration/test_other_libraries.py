@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -15,11 +15,12 @@ from datafusion import SessionContext
 
 import memwal
 from memwal.ingest.service.daemon.service import FlightService
+from tests.conftest import OpenSmall
 from tests.messages import raises
 
 
 @pytest.fixture(params=["embedded", "flight", "storage"])
-def table(request: pytest.FixtureRequest, open_small: Callable[..., Any], made: Any) -> Iterator[Any]:
+def table(request: pytest.FixtureRequest, open_small: OpenSmall, made: Any) -> Iterator[Any]:
     """Yield a table with 30 rows: 20 in the base, 5 of them newer in an SST, 10 in the log and the memtables."""
     with ExitStack() as opened:
         owner = opened.enter_context(open_small())
@@ -85,7 +86,7 @@ def test_a_requested_schema_is_honoured(table: Any) -> None:
     assert pa.table(Asked()).schema.field("id").type == pa.int32()
 
 
-def test_rows_put_by_another_library(table: Any, open_small: Callable[..., Any]) -> None:
+def test_rows_put_by_another_library(table: Any, open_small: OpenSmall) -> None:
     """A put accepts the result of a read."""
     if not hasattr(table, "upkeep"):
         return
@@ -105,7 +106,7 @@ def test_a_table_has_a_length_and_is_always_true(table: Any) -> None:
     assert "\n" not in text
 
 
-def test_a_table_without_rows_is_true_and_gives_its_columns(open_small: Callable[..., Any]) -> None:
+def test_a_table_without_rows_is_true_and_gives_its_columns(open_small: OpenSmall) -> None:
     table = open_small()
     assert len(table) == 0
     assert table
@@ -115,7 +116,7 @@ def test_a_table_without_rows_is_true_and_gives_its_columns(open_small: Callable
 
 @pytest.mark.parametrize("library", ["pandas", "polars"])
 def test_a_library_that_is_missing_is_named(
-    open_small: Callable[..., Any], library: str, monkeypatch: pytest.MonkeyPatch
+    open_small: OpenSmall, library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = open_small().scan()
     monkeypatch.setitem(sys.modules, library, None)

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +24,7 @@ from memwal.ingest.service.daemon.service import FlightService
 from memwal.ingest.service.daemon.standby import Standby
 from memwal.ingest.service.rpc.wire import from_flight
 from memwal.ingest.settings.load import load
+from tests.conftest import SmallConfig, WaitUntil
 from tests.messages import raises
 from tests.opened import open_table
 from tests.raw_calls import message_from
@@ -33,7 +33,7 @@ REGIONS = 4
 
 
 @pytest.fixture
-def owners(small_config: Callable[..., Path]) -> Iterator[tuple[Table, Table]]:
+def owners(small_config: SmallConfig) -> Iterator[tuple[Table, Table]]:
     """Yield two owners of one table with four regions, none of them claimed yet."""
     settings = load(small_config(regions={"count": REGIONS}), {})
     one, other = (open_table(settings, {}, claim=False), open_table(settings, {}, claim=False))
@@ -126,7 +126,7 @@ def test_a_call_for_a_region_that_is_coming_waits_for_it(
 
 
 def test_what_takes_long_to_replay_is_flushed_when_a_region_changes_hands(
-    owners: tuple[Table, Table], made: Any, monkeypatch: pytest.MonkeyPatch, wait_until: Callable[..., Any]
+    owners: tuple[Table, Table], made: Any, monkeypatch: pytest.MonkeyPatch, wait_until: WaitUntil
 ) -> None:
     monkeypatch.setattr("memwal.ingest.engine.table.regions.REPLAYED_ENTRIES", 5)
     one, other = owners

@@ -18,13 +18,13 @@ from memwal.flush import resize
 from memwal.flush.commits import committer
 from memwal.wal import SystemClock, SystemIds, open_store
 from tests.cluster import Cluster, spread, start_daemon
-from tests.conftest import INDEXES, SCHEMA, wait_until
+from tests.conftest import INDEXES, SCHEMA, Cli, OpenSmall, Serve, SmallConfig, Start, wait_until
 from tests.s3_server import free_ports
 from tests.support.clock import FakeClock
 
 
 def test_a_daemon_goes_on_with_the_new_regions(
-    small_config: Callable[..., Path], serve: Callable[..., Any], cli: Callable[..., Any], uri: str, made: Any
+    small_config: SmallConfig, serve: Serve, cli: Cli, uri: str, made: Any
 ) -> None:
     config = small_config()
     running, endpoint = serve(config)
@@ -66,7 +66,7 @@ class _Broken(Exception):
 
 
 def test_a_resize_that_broke_off_is_said_and_calls_wait_for_it(
-    small_config: Callable[..., Path], serve: Callable[..., Any], uri: str, made: Any
+    small_config: SmallConfig, serve: Serve, uri: str, made: Any
 ) -> None:
     url = f"http://127.0.0.1:{(port := free_ports(1)[0])}/health/readyz"
     running, endpoint = serve(small_config(daemon={"http_port": port}))
@@ -103,12 +103,7 @@ def test_a_resize_that_broke_off_is_said_and_calls_wait_for_it(
     ],
 )
 def test_a_number_that_cannot_be_had_is_one_line(
-    small_config: Callable[..., Path],
-    open_small: Callable[..., Any],
-    cli: Callable[..., Any],
-    made: Any,
-    to: object,
-    said: str,
+    small_config: SmallConfig, open_small: OpenSmall, cli: Cli, made: Any, to: object, said: str
 ) -> None:
     with open_small() as table:
         ran = cli("regions", "resize", small_config(), "--to", to)
@@ -117,18 +112,13 @@ def test_a_number_that_cannot_be_had_is_one_line(
         table.put(made.rows(range(3)))  # the owner was not fenced
 
 
-def test_no_table_to_resize(small_config: Callable[..., Path], cli: Callable[..., Any]) -> None:
+def test_no_table_to_resize(small_config: SmallConfig, cli: Cli) -> None:
     ran = cli("regions", "resize", small_config(), "--to", 3)
     assert (ran.code, len(ran.error_lines)) == (2, 1)
 
 
 def test_after_a_power_cut_it_goes_back_to_the_last_whole_version_as_an_opening_does(
-    small_config: Callable[..., Path],
-    open_small: Callable[..., Any],
-    cli: Callable[..., Any],
-    made: Any,
-    uri: str,
-    monkeypatch: pytest.MonkeyPatch,
+    small_config: SmallConfig, open_small: OpenSmall, cli: Cli, made: Any, uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An opening may start the resize; the resize must not start an opening then."""
     with open_small() as table, monkeypatch.context() as unsynced:
@@ -160,11 +150,7 @@ def test_on_s3(s3_table: Any, made: Any) -> None:
 
 
 def test_daemons_that_share_a_table_share_the_new_regions(
-    small_config: Callable[..., Path],
-    start: Callable[..., Any],
-    cli: Callable[..., Any],
-    uri: str,
-    made: Any,
+    small_config: SmallConfig, start: Start, cli: Cli, uri: str, made: Any
 ) -> None:
     endpoints = spread(2, 3)
     config = small_config(regions={"count": 3}, daemon={"endpoints": endpoints})

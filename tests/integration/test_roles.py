@@ -18,6 +18,7 @@ from memwal.ingest.errors import Invalid
 from memwal.ingest.service.daemon.service import FlightService
 from memwal.ingest.service.rpc.guard import Guard
 from memwal.ingest.settings.sections import DaemonSettings
+from tests.conftest import Cli, SmallConfig
 from tests.messages import raises
 from tests.raw_calls import message_from
 
@@ -142,9 +143,7 @@ def test_what_daemons_say_to_one_another_needs_an_admin(served: Any, op: str) ->
     assert state(table) == before
 
 
-def test_roles_without_a_token_of_admins_are_refused(
-    cli: Callable[..., Any], small_config: Callable[..., Path]
-) -> None:
+def test_roles_without_a_token_of_admins_are_refused(cli: Cli, small_config: SmallConfig) -> None:
     ran = cli("config", "check", small_config(daemon={"read_token": "env:READ"}))
     assert ran.code == 2
     assert "read_token is; set the token of admins as well" in ran.err

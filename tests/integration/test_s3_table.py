@@ -22,7 +22,7 @@ import pytest
 import memwal
 from memwal import wal
 from tests import fault_proxy as faults
-from tests.conftest import INDEXES, SCHEMA, Ran, small_sections, toml
+from tests.conftest import INDEXES, SCHEMA, Cli, Start, small_sections, toml
 from tests.messages import raises
 
 LEVELS = ("committed", "flushed", "durable", "latest")
@@ -81,7 +81,7 @@ def ids(rows: Any) -> list[int]:
     return sorted(rows.column("id").to_pylist())
 
 
-def serve_on(start: Callable[..., Any], path: Path, env: Mapping[str, str | None]) -> tuple[Any, str]:
+def serve_on(start: Start, path: Path, env: Mapping[str, str | None]) -> tuple[Any, str]:
     running = start([sys.executable, "-m", "memwal.ingest.cli.app", "serve", str(path)], env=env)
     return running, running.line_with("serving").rsplit(" ", 1)[1]
 
@@ -123,9 +123,7 @@ def test_every_read_at_every_level_then_flush_and_commit(open_s3: Callable[..., 
 # ---- the commands ----------------------------------------------------------------------------------------------------
 
 
-def test_the_commands_work_on_s3(
-    cli: Callable[..., Ran], start: Callable[..., Any], config: Callable[..., Any], s3_table: Any, made: Any
-) -> None:
+def test_the_commands_work_on_s3(cli: Cli, start: Start, config: Callable[..., Any], s3_table: Any, made: Any) -> None:
     path, env = config(s3_table)
     made_now = cli("init", path, env=env)
     assert (made_now.code, made_now.error_lines) == (0, [])
@@ -154,13 +152,7 @@ def test_the_commands_work_on_s3(
     assert (nothing.code, len(nothing.error_lines)) == (2, 1)
 
 
-def test_run_streams_into_s3(
-    cli: Callable[..., Ran],
-    config: Callable[..., Any],
-    s3_table: Any,
-    made: Any,
-    tmp_path: Path,
-) -> None:
+def test_run_streams_into_s3(cli: Cli, config: Callable[..., Any], s3_table: Any, made: Any, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     pq.write_table(made.table(range(50)), tmp_path / "in" / "one.parquet")
     source = {"path": str(tmp_path / "in")}
@@ -187,7 +179,7 @@ def test_run_streams_into_s3(
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )
 def test_mistakes_are_told_in_one_line_without_secrets(
-    cli: Callable[..., Ran],
+    cli: Cli,
     config: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
     s3_table: Any,

@@ -17,7 +17,7 @@ import memwal
 from memwal import flush, wal
 from memwal.flush.verification.runner import verify_table
 from memwal.ingest.engine.table import writes as table_writes
-from tests.conftest import ROOT, Made, wait_until
+from tests.conftest import ROOT, Made, OpenSmall, wait_until
 from tests.messages import raises
 from tests.ways import entered
 
@@ -52,7 +52,7 @@ class Open:
 
 
 @pytest.fixture(params=WAYS)
-def opened(request: Any, open_small: Callable[..., Any], uri: str, made: Made, ends: ExitStack) -> Open:
+def opened(request: Any, open_small: OpenSmall, uri: str, made: Made, ends: ExitStack) -> Open:
     table = open_small()
     for first in (0, 10, 20):
         table.put(made.rows(range(first, first + 10)))
@@ -76,7 +76,7 @@ def sound(uri: str) -> None:
     assert not found.findings, found.findings
 
 
-def test_the_recipe_in_the_document(open_small: Callable[..., Any], uri: str, made: Made) -> None:
+def test_the_recipe_in_the_document(open_small: OpenSmall, uri: str, made: Made) -> None:
     text = (ROOT / "ingest" / "engine" / "table" / "changing_columns.md").read_text()
     recipe = text.partition("```python\n")[2].partition("```")[0]
     assert "alter_columns" in recipe
@@ -239,9 +239,7 @@ def test_rows_in_the_log_of_a_table_that_crashed_before_the_change(opened: Open)
     sound(opened.uri)
 
 
-def test_a_table_that_commits_by_itself_takes_a_change_over(
-    open_small: Callable[..., Any], uri: str, made: Made
-) -> None:
+def test_a_table_that_commits_by_itself_takes_a_change_over(open_small: OpenSmall, uri: str, made: Made) -> None:
     table = open_small(commit="100ms")
     table.put(made.rows(range(10)))
     wait_until(lambda: table.count(level="committed") == 10)
@@ -335,7 +333,7 @@ def test_a_table_without_its_key_is_not_opened(opened: Open) -> None:
         memwal.open(opened.uri)
 
 
-def test_what_lance_refuses_while_rows_may_be_on_their_way(open_small: Callable[..., Any], uri: str) -> None:
+def test_what_lance_refuses_while_rows_may_be_on_their_way(open_small: OpenSmall, uri: str) -> None:
     open_small().close()
     dataset = lance.dataset(uri)
     for change, said in (
@@ -354,7 +352,7 @@ def test_what_lance_refuses_while_rows_may_be_on_their_way(open_small: Callable[
 
 
 def test_rows_made_for_the_old_columns_fit_a_region_that_took_the_new_ones(
-    open_small: Callable[..., Any], uri: str, made: Made, monkeypatch: pytest.MonkeyPatch
+    open_small: OpenSmall, uri: str, made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A put was converted to the old columns; before its region gets it, another thread applies a change."""
     table = open_small()
@@ -379,7 +377,7 @@ def test_rows_made_for_the_old_columns_fit_a_region_that_took_the_new_ones(
 
 
 def test_a_stream_opened_before_the_change_is_applied_in_the_new_columns(
-    open_small: Callable[..., Any], uri: str, made: Made
+    open_small: OpenSmall, uri: str, made: Made
 ) -> None:
     """The Spark sink streams a region's rows in the columns that the owner had when the stream began."""
     table = open_small(regions=1)
@@ -394,7 +392,7 @@ def test_a_stream_opened_before_the_change_is_applied_in_the_new_columns(
 
 
 def test_lingering_rows_are_appended_in_the_columns_they_were_put_in(
-    open_small: Callable[..., Any], uri: str, made: Made
+    open_small: OpenSmall, uri: str, made: Made
 ) -> None:
     table = open_small(wal={"linger_max": "1h"})
     table.put(made.rows(range(10)), durable=False)
@@ -410,7 +408,7 @@ def test_lingering_rows_are_appended_in_the_columns_they_were_put_in(
 
 
 def test_a_search_after_the_vector_column_of_a_large_table_was_renamed(
-    open_small: Callable[..., Any], uri: str, made: Made
+    open_small: OpenSmall, uri: str, made: Made
 ) -> None:
     """An index is built, and memtables and SSTs use its model."""
     table = open_small()

@@ -6,7 +6,6 @@ import json
 import pickle
 import sys
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from memwal.ingest.service.rpc.guard import Guard
 from memwal.ingest.service.rpc.tls import ClientTls
 from memwal.ingest.settings.load import load
 from tests.certificates import Certificates
-from tests.conftest import PATIENCE
+from tests.conftest import PATIENCE, Cli, SmallConfig, Start, WaitUntil
 from tests.integration.test_http_edge import fetch, scraped
 from tests.messages import raises
 
@@ -30,7 +29,7 @@ BY_REFERENCE = {"token": "env:MEMWAL_TEST_TOKEN"}
 QUIET = {"commit": {"interval": "0s"}, "gc": {"interval": "0s"}}
 
 
-def serve(start: Callable[..., Any], config: Path) -> tuple[Any, str, str]:
+def serve(start: Start, config: Path) -> tuple[Any, str, str]:
     """Start a daemon with an HTTP edge; return the process, its endpoint, its URL."""
     running = start([sys.executable, "-m", "memwal.ingest.cli.app", "serve", str(config)], env=ENV)
     url = running.line_with("metrics, health and status at").rsplit(" ", 1)[1]
@@ -38,11 +37,7 @@ def serve(start: Callable[..., Any], config: Path) -> tuple[Any, str, str]:
 
 
 def test_only_who_has_the_token_and_knows_the_certificate_is_let_in(
-    small_config: Callable[..., Path],
-    start: Callable[..., Any],
-    certificates: Certificates,
-    made: Any,
-    cli: Callable[..., Any],
+    small_config: SmallConfig, start: Start, certificates: Certificates, made: Any, cli: Cli
 ) -> None:
     log = {"level": "debug", "format": "json"}
     config = small_config(daemon={"http_port": 0, **certificates.server_only, **BY_REFERENCE}, log=log, **QUIET)
@@ -99,7 +94,7 @@ def test_only_who_has_the_token_and_knows_the_certificate_is_let_in(
 
 
 def test_daemons_that_share_a_table_let_each_other_in(
-    small_config: Callable[..., Path], start: Callable[..., Any], certificates: Certificates, made: Any
+    small_config: SmallConfig, start: Start, certificates: Certificates, made: Any
 ) -> None:
     config = small_config(
         daemon={"workers": 2, **certificates.server_only, **BY_REFERENCE}, regions={"count": 4}, **QUIET
@@ -118,12 +113,12 @@ def test_daemons_that_share_a_table_let_each_other_in(
 
 
 def test_a_pipeline_reaches_its_daemon_through_both(
-    small_config: Callable[..., Path],
-    start: Callable[..., Any],
+    small_config: SmallConfig,
+    start: Start,
     certificates: Certificates,
     tmp_path: Path,
     made: Any,
-    wait_until: Callable[..., Any],
+    wait_until: WaitUntil,
 ) -> None:
     """The sink's tasks, the driver, and the driver's own HTTP edge, which requires the same token."""
     (tmp_path / "in").mkdir()
@@ -175,7 +170,7 @@ def test_a_pipeline_reaches_its_daemon_through_both(
 
 
 def test_an_address_that_others_reach_needs_token_and_tls(
-    small_config: Callable[..., Path], certificates: Certificates
+    small_config: SmallConfig, certificates: Certificates
 ) -> None:
     everything = certificates.server_only | BY_REFERENCE
     for names in ((), ("token",), ("tls_cert", "tls_key")):
@@ -200,7 +195,7 @@ def test_an_address_that_others_reach_needs_token_and_tls(
     ],
 )
 def test_settings_that_are_wrong_are_refused_and_no_secret_repeated(
-    daemon: dict[str, Any], small_config: Callable[..., Path]
+    daemon: dict[str, Any], small_config: SmallConfig
 ) -> None:
     with raises(memwal.Invalid) as refused:
         load(small_config(daemon=daemon), {})
@@ -208,7 +203,7 @@ def test_settings_that_are_wrong_are_refused_and_no_secret_repeated(
 
 
 def test_what_references_and_files_hold_is_checked_before_anything_is_claimed(
-    small_config: Callable[..., Path], certificates: Certificates, tmp_path: Path
+    small_config: SmallConfig, certificates: Certificates, tmp_path: Path
 ) -> None:
     empty = tmp_path / "empty"
     empty.write_text(" \n")
@@ -224,9 +219,7 @@ def test_what_references_and_files_hold_is_checked_before_anything_is_claimed(
 
 
 def test_a_token_travels_by_reference_and_never_in_clear(
-    small_config: Callable[..., Path],
-    certificates: Certificates,
-    monkeypatch: pytest.MonkeyPatch,
+    small_config: SmallConfig, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = load(small_config(daemon=certificates.server_only | BY_REFERENCE), ENV)
     access = Access.of(settings)

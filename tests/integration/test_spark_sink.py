@@ -32,6 +32,7 @@ from memwal.ingest.spark.source.feed import Feed
 from memwal.ingest.spark.source.stream import read_stream
 from memwal.wal import SystemIds, open_store
 from tests.cluster import start_daemon
+from tests.conftest import SmallConfig, Start, WaitUntil
 from tests.s3_server import free_ports
 from tests.support.clock import FakeClock
 
@@ -96,7 +97,7 @@ class Stream:
 
 
 @pytest.fixture
-def stream(spark: Any, small_config: Callable[..., Path], tmp_path: Path) -> Iterator[Callable[..., Stream]]:
+def stream(spark: Any, small_config: SmallConfig, tmp_path: Path) -> Iterator[Callable[..., Stream]]:
     """Make a stream into the small table; its child daemon ends with the test."""
     made: list[Stream] = []
 
@@ -308,7 +309,7 @@ def test_a_child_daemon_that_dies_under_a_micro_batch_fails_nothing(stream: Call
 
 
 def test_a_child_daemon_that_cannot_come_back_is_named(
-    stream: Callable[..., Stream], made: Any, wait_until: Callable[..., Any]
+    stream: Callable[..., Stream], made: Any, wait_until: WaitUntil
 ) -> None:
     source = stream()
     source.land(made.table(range(30)))
@@ -328,7 +329,7 @@ def test_a_child_daemon_that_cannot_come_back_is_named(
 
 
 def test_two_daemons_are_fed_and_one_that_dies_fails_no_micro_batch(
-    spark: Any, small_config: Callable[..., Path], tmp_path: Path, start: Callable[..., Any], made: Any
+    spark: Any, small_config: SmallConfig, tmp_path: Path, start: Start, made: Any
 ) -> None:
     endpoints = [f"grpc://127.0.0.1:{port}" for port in free_ports(2)]
     (tmp_path / "in").mkdir()

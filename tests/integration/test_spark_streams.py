@@ -16,6 +16,7 @@ from memwal.ingest.engine.table.garbage import Ages, TableCollector
 from memwal.ingest.settings.load import load
 from memwal.ingest.spark.session import configuration, start_session
 from memwal.wal.layout import STAGED_PREFIX
+from tests.conftest import Serve
 
 BY_HAND = {"commit": {"interval": "0s"}, "gc": {"interval": "0s"}, "wal": {"read_lease": "0s"}}
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("n", pa.int64())])
@@ -211,7 +212,7 @@ def staged(uri: str) -> list[str]:
 
 
 def test_a_written_micro_batch_is_applied_once_however_often_and_in_whatever_partitions_it_is_repeated(
-    spark: Any, serve: Callable[..., Any], tmp_path: Path, uri: str
+    spark: Any, serve: Serve, tmp_path: Path, uri: str
 ) -> None:
     table_of(uri, key=(), regions=3).close()
     config = tmp_path / "config.toml"

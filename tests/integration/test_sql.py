@@ -26,6 +26,7 @@ from memwal.ingest.engine.api.reads import LEVELS
 from memwal.ingest.engine.api.results import RowStream
 from memwal.ingest.engine.api.sql import sources
 from memwal.ingest.engine.table.embedded import Table
+from tests.conftest import OpenSmall, SmallConfig
 from tests.messages import raises
 from tests.ways import entered
 
@@ -557,7 +558,7 @@ def test_wrong_arguments(orders: Any, arguments: dict[str, Any]) -> None:
 # ---- the command ---------------------------------------------------------------------------------------------------
 
 
-def test_the_command(open_small: Callable[..., Any], small_config: Callable[..., Path], made: Any, cli: Any) -> None:
+def test_the_command(open_small: OpenSmall, small_config: SmallConfig, made: Any, cli: Any) -> None:
     table = open_small()
     table.put(made.rows(range(1500)))
     table.close()

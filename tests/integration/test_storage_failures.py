@@ -209,11 +209,7 @@ def test_a_flush_ends_while_others_go_on_writing(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.parametrize("file", ["page_data", "page_lookup"])
 def test_an_sst_without_its_key_index_is_not_published(
-    s3_table_through_proxy: S3Table,
-    s3_server: S3Server,
-    fault_proxy: FaultProxy,
-    prepared: dict[str, Path],
-    file: str,
+    s3_table_through_proxy: S3Table, s3_server: S3Server, fault_proxy: FaultProxy, prepared: dict[str, Path], file: str
 ) -> None:
     """Storage acknowledges the index, but does not store it. Lance's writer publishes before the index exists."""
     uri, options = s3_table_through_proxy.uri, s3_table_through_proxy.storage_options

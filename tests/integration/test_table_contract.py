@@ -21,6 +21,7 @@ from lancedb.rerankers import LinearCombinationReranker, MRRReranker, RRFReranke
 import memwal
 from memwal.ingest.engine.api.reads import READS
 from memwal.ingest.engine.read.merged import MergedView
+from tests.conftest import OpenSmall, Tree
 from tests.messages import raises
 from tests.ways import entered
 
@@ -48,7 +49,7 @@ WAYS = [("embedded", "lance"), ("embedded", "arrow"), ("flight", "lance"), ("sto
 
 
 @pytest.fixture(params=WAYS)
-def table(request: pytest.FixtureRequest, open_small: Callable[..., Any], ends: ExitStack) -> Any:
+def table(request: pytest.FixtureRequest, open_small: OpenSmall, ends: ExitStack) -> Any:
     """Return an empty table, for each way into it and each format of WAL entries."""
     way, entries = request.param
     return through(way, open_small(wal={"format": entries}), ends)
@@ -540,9 +541,7 @@ BAD_ROWS = {
 }
 
 
-def test_bad_rows_are_refused_in_one_line_and_nothing_is_written(
-    table: Any, made: Any, uri: str, tree: Callable[[Path], dict[str, int]]
-) -> None:
+def test_bad_rows_are_refused_in_one_line_and_nothing_is_written(table: Any, made: Any, uri: str, tree: Tree) -> None:
     table.put(made.rows(range(3)))
     before = tree(Path(uri))
     for case, (rows, named) in BAD_ROWS.items():

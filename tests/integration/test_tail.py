@@ -16,17 +16,17 @@ from typing import Any
 import pytest
 
 import memwal
-from tests.conftest import Ran
+from tests.conftest import Cli, OpenSmall, Ran, Serve, SmallConfig, Start
 
 
 @pytest.fixture
-def tail(cli: Callable[..., Ran]) -> Callable[..., Ran]:
+def tail(cli: Cli) -> Callable[..., Ran]:
     """Run `memwal tail`."""
     return partial(cli, "tail")
 
 
 @pytest.fixture
-def config(small_config: Callable[..., Path], open_small: Callable[..., Any], made: Any) -> Path:
+def config(small_config: SmallConfig, open_small: OpenSmall, made: Any) -> Path:
     """Return the configuration of a closed table, with two rows put, one changed and one deleted."""
     table = open_small(regions=1)
     table.put(made.rows([1, 2]))
@@ -68,7 +68,7 @@ def test_csv_and_table(config: Path, tail: Callable[..., Ran]) -> None:
 
 
 def test_a_large_entry_is_printed_in_parts(
-    open_small: Callable[..., Any], small_config: Callable[..., Path], tail: Callable[..., Ran], made: Any
+    open_small: OpenSmall, small_config: SmallConfig, tail: Callable[..., Ran], made: Any
 ) -> None:
     table = open_small(regions=1)
     table.put(made.rows(range(1_200)))
@@ -110,7 +110,7 @@ def test_mistakes_are_one_line(config: Path, tail: Callable[..., Ran], arguments
 
 
 def test_it_follows_a_daemon_until_it_is_interrupted(
-    small_config: Callable[..., Path], serve: Callable[..., Any], start: Callable[..., Any], made: Any
+    small_config: SmallConfig, serve: Serve, start: Start, made: Any
 ) -> None:
     path = small_config()
     _, endpoint = serve(path)

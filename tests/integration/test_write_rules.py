@@ -17,6 +17,7 @@ import memwal
 from memwal import wal
 from memwal.ingest.engine.region.resolve import StoredRows
 from memwal.ingest.errors import Invalid
+from tests.conftest import Cli, SmallConfig
 from tests.messages import raises
 from tests.ways import entered
 
@@ -311,7 +312,7 @@ def test_a_rule_that_contradicts_the_table_is_refused(tmp_path: Path) -> None:
 
 
 def test_init_takes_rules_and_says_them_and_refuses_others_with_exit_code_2(
-    cli: Callable[..., Any], small_config: Callable[..., Path], uri: str
+    cli: Cli, small_config: SmallConfig, uri: str
 ) -> None:
     config = small_config("merge.toml", table={"upsert": "merge", "on_duplicate": "first"})
     ran = cli("init", config)
@@ -327,9 +328,7 @@ def test_init_takes_rules_and_says_them_and_refuses_others_with_exit_code_2(
     assert 'on_duplicate = "fail" but the table' in other.err
 
 
-def test_init_adopts_a_table_with_its_rules(
-    cli: Callable[..., Any], small_config: Callable[..., Path], uri: str
-) -> None:
+def test_init_adopts_a_table_with_its_rules(cli: Cli, small_config: SmallConfig, uri: str) -> None:
     lance.write_dataset(pa.table({"id": [1, 2], "name": ["a", "b"]}), uri)
     ran = cli("init", small_config(table={"upsert": "insert", "columns": {"id": "int64"}, "indexes": {}}))
     assert (ran.code, ran.err) == (0, "")
