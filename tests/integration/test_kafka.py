@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -19,6 +17,7 @@ from memwal.ingest.spark.session import configuration, start_session
 from memwal.ingest.spark.source.columns import DELETE, PROBLEM
 from memwal.ingest.spark.source.kafka.stream import rows_of
 from tests.conftest import ROOT, Cli, Start, WaitUntil, toml
+from tests.integration.test_http_edge import reasons
 from tests.kafka_records import kafka_settings, mapping_of
 from tests.kafka_server import KafkaServer, Record
 from tests.s3_server import free_ports
@@ -129,17 +128,18 @@ def test_a_broker_that_is_down_loses_nothing(
     kafka.restart()
     kafka.produce(flights.topic, [sent(id) for id in range(100)])
     (port,) = free_ports(1)
+    url = f"http://127.0.0.1:{port}"
     env = {"MEMWAL__SINK__HTTP_PORT": str(port)}
     running = start([sys.executable, "-m", "memwal.ingest.cli.app", "run", str(flights.config)], env=env)
     running.line_with("streaming")
     running.line_with(": 100 rows in")
     kafka.stop()
     wait_until(lambda: "Kafka does not answer" in "".join(running.errors))
-    assert reasons(port)[0] == "source_silent"  # "rows are late" may be a second reason
+    assert reasons(url)[0] == "source_silent"  # "rows are late" may be a second reason
     kafka.restart()
     kafka.produce(flights.topic, [sent(id) for id in range(100, 180)])
     running.line_with(": 180 rows in")
-    wait_until(lambda: reasons(port) == [])
+    wait_until(lambda: reasons(url) == [])
     running.process.terminate()
     assert running.wait() == 0
     assert {line.split(": ")[1] for line in running.errors} == {flights.uri}, "a line at each attempt, no other"
@@ -147,15 +147,6 @@ def test_a_broker_that_is_down_loses_nothing(
     ran = cli("run", flights.config, "--once")
     assert (ran.code, ran.error_lines) == (0, [])
     assert sorted(rows_at(flights.uri)) == list(range(180))
-
-
-def reasons(port: int) -> list[str]:
-    """Return the reasons why a process is not ready."""
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health/readyz", timeout=30) as answer:
-            return [each["reason"] for each in json.load(answer)["reasons"]]
-    except urllib.error.HTTPError as error:
-        return [each["reason"] for each in json.load(error)["reasons"]]
 
 
 def test_a_topic_that_is_not_there_is_named_before_anything_is_written(stream: Callable[..., Stream], cli: Cli) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,6 +17,7 @@ from memwal.flush.commits import committer
 from memwal.wal import SystemClock, SystemIds, open_store
 from tests.cluster import Cluster, spread, start_daemon
 from tests.conftest import INDEXES, SCHEMA, Cli, OpenSmall, Serve, SmallConfig, Start, wait_until
+from tests.integration.test_http_edge import reasons
 from tests.s3_server import free_ports
 from tests.support.clock import FakeClock
 
@@ -52,15 +51,6 @@ def test_a_daemon_goes_on_with_the_new_regions(
     assert cli("verify", config, "--deep").code == 0
 
 
-def _reasons(url: str) -> list[str]:
-    """Return the reasons why the daemon is not ready."""
-    try:
-        with urllib.request.urlopen(url, timeout=30) as answer:
-            return [each["reason"] for each in json.load(answer)["reasons"]]
-    except urllib.error.HTTPError as error:
-        return [each["reason"] for each in json.load(error)["reasons"]]
-
-
 class _Broken(Exception):
     """Ends the resize here, as a kill would."""
 
@@ -68,7 +58,7 @@ class _Broken(Exception):
 def test_a_resize_that_broke_off_is_said_and_calls_wait_for_it(
     small_config: SmallConfig, serve: Serve, uri: str, made: Any
 ) -> None:
-    url = f"http://127.0.0.1:{(port := free_ports(1)[0])}/health/readyz"
+    url = f"http://127.0.0.1:{(port := free_ports(1)[0])}"
     running, endpoint = serve(small_config(daemon={"http_port": port}))
 
     def breaks_off(step: str) -> None:
@@ -85,12 +75,12 @@ def test_a_resize_that_broke_off_is_said_and_calls_wait_for_it(
             again(breaks_off)
         waits = caller.submit(table.put, made.rows(range(40, 80), 1), token="a:2")
         assert wait_until(lambda: [line for line in running.errors if "run `memwal regions resize` again" in line])
-        assert "resizing" in _reasons(url)
+        assert "resizing" in reasons(url)
         assert not waits.done()
         assert again(lambda _: None).regions == 3
         assert waits.result(60).applied
         assert table.count() == 80
-        wait_until(lambda: _reasons(url) == [])
+        wait_until(lambda: reasons(url) == [])
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ The oracle is a dict per level, computed from the calls alone, without a read of
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from itertools import product
 from pathlib import Path
@@ -57,9 +57,19 @@ def table(request: pytest.FixtureRequest, open_small: OpenSmall, ends: ExitStack
 
 @pytest.fixture
 def layered(table: Any, made: Any) -> tuple[Any, dict[str, Model]]:
-    """Fill a table with rows at every level, newer versions and deletes above older ones; return the expected rows per
-    level.
-    """
+    """Fill a table; return it with the expected rows per level."""
+    return table, filled(table, made)
+
+
+@pytest.fixture
+def two_texts(table: Any, made: Any) -> tuple[Any, dict[str, Model]]:
+    """Return the same with a second text index, of the column `name`. A row's name is "row ID vVERSION"."""
+    table.create_index("name", "fts", with_position=True)
+    return table, filled(table, made)
+
+
+def filled(table: Any, made: Any) -> dict[str, Model]:
+    """Put rows at every level, newer versions and deletes above older ones; return the expected rows per level."""
     model: Model = {}
 
     def put(ids: range, version: int) -> None:
@@ -85,7 +95,7 @@ def layered(table: Any, made: Any) -> tuple[Any, dict[str, Model]]:
     put(range(35, 40), 2)
     put(range(7, 8), 2)
     levels["durable"] = levels["latest"] = dict(model)
-    return table, levels
+    return levels
 
 
 def by_id(rows: pa.Table) -> Model:
@@ -168,37 +178,6 @@ def test_match_finds_every_row_with_the_word_and_no_other(layered: tuple[Any, di
             assert scores == sorted(scores, reverse=True)
             filtered = table.match("body", word, k=100, filter="price < 500", level=level)
             assert set(by_id(filtered)) == {id for id in expected if levels[level][id]["price"] < 500}, (level, word)
-
-
-@pytest.fixture(params=WAYS)
-def two_texts(
-    request: pytest.FixtureRequest, uri: str, made: Any, ends: ExitStack
-) -> Iterator[tuple[Any, dict[str, Model]]]:
-    """Yield a table with two text columns and rows at every level, newer versions and deletes above older ones, and the
-    expected rows per level. A row's name is "row ID vVERSION".
-    """
-    way, entries = request.param
-    indexes = {"vector": "ivf_pq", "name": {"type": "fts", "with_position": True}, "body": "fts"}
-    settings = {"commit": {"interval": "0s"}, "wal": {"format": entries}}
-    with memwal.open(uri, schema=made.schema, key="id", regions=2, indexes=indexes, settings=settings) as owner:
-        table = through(way, owner, ends)
-        model = {row["id"]: row for row in made.rows(range(30))}
-        table.put(made.rows(range(30)))
-        table.flush()
-        table.commit()
-        levels = {"committed": dict(model)}
-        table.put(made.rows(range(10, 20), 1))
-        table.delete([5])
-        model |= {row["id"]: row for row in made.rows(range(10, 20), 1)}
-        del model[5]
-        table.flush()
-        levels["flushed"] = dict(model)
-        table.put(made.rows(range(15, 25), 2))
-        table.delete([11, 7])
-        model |= {row["id"]: row for row in made.rows(range(15, 25), 2)}
-        del model[11], model[7]
-        levels["durable"] = levels["latest"] = dict(model)
-        yield table, levels
 
 
 def _has(row: dict[str, Any], *words: str) -> bool:
