@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -14,30 +13,22 @@ import pytest
 from datafusion import SessionContext
 
 import memwal
-from memwal.ingest.service.daemon.service import FlightService
 from tests.conftest import OpenSmall
 from tests.messages import raises
+from tests.ways import entered
 
 
 @pytest.fixture(params=["embedded", "flight", "storage"])
-def table(request: pytest.FixtureRequest, open_small: OpenSmall, made: Any) -> Iterator[Any]:
-    """Yield a table with 30 rows: 20 in the base, 5 of them newer in an SST, 10 in the log and the memtables."""
-    with ExitStack() as opened:
-        owner = opened.enter_context(open_small())
-        owner.put(made.rows(range(20)))
-        owner.flush()
-        owner.commit()
-        owner.put(made.rows(range(5), 1))
-        owner.flush()
-        owner.put(made.rows(range(20, 30)))
-        if request.param == "flight":
-            service = FlightService(owner, "grpc://127.0.0.1:0")
-            opened.callback(service.shutdown)
-            yield opened.enter_context(memwal.connect(f"grpc://127.0.0.1:{service.port}"))
-        elif request.param == "storage":
-            yield opened.enter_context(memwal.open(owner.base.uri, read_only=True))
-        else:
-            yield owner
+def table(request: pytest.FixtureRequest, open_small: OpenSmall, made: Any, ends: ExitStack) -> Any:
+    """Return a table with 30 rows: 20 in the base, 5 of them newer in an SST, 10 in the log and the memtables."""
+    owner = open_small()
+    owner.put(made.rows(range(20)))
+    owner.flush()
+    owner.commit()
+    owner.put(made.rows(range(5), 1))
+    owner.flush()
+    owner.put(made.rows(range(20, 30)))
+    return entered(request.param, owner, ends)
 
 
 def expected(made: Any) -> list[tuple[int, str]]:

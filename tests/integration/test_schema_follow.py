@@ -6,9 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import lance
+import lancedb
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -323,6 +325,42 @@ def test_a_key_dropped_under_an_open_table_is_said_in_one_line_and_costs_no_row(
     lance.dataset(opened.uri, version=whole).restore()
     opened.drain()
     assert opened.there() == opened.expected(range(31))
+
+
+@pytest.mark.parametrize("committed", [False, True])
+def test_a_key_that_lancedb_renames_is_followed(
+    open_small: OpenSmall, uri: str, made: Made, *, committed: bool
+) -> None:
+    """Plain Lance rejects this change."""
+    with open_small() as table:
+        table.put(made.rows([1, 2, 3]))
+        table.flush()
+        if committed:
+            table.commit()
+        table.put(made.rows([3, 4], 2))
+        lancedb.connect(str(Path(uri).parent)).open_table("table").alter_columns({"path": "id", "rename": "key"})
+        table.put(made.rows([5], 3))  # the rename is not detected yet: acked, and found under the new name
+
+        def found() -> dict[int, str]:
+            return {row["key"]: row["name"] for row in table.scan().read_all().to_pylist()}
+
+        def renamed(ids: list[int], version: int) -> pa.Table:
+            return made.table(ids, version).rename_columns({"id": "key"})
+
+        assert found() == {1: "row 1 v0", 2: "row 2 v0", 3: "row 3 v2", 4: "row 4 v2", 5: "row 5 v3"}
+        with raises(memwal.Invalid):
+            table.put(made.rows([6], 4))
+        table.put(renamed([2, 6], 5))
+        table.delete([1])
+        assert table.get([2, 5])["name"].to_pylist() == ["row 2 v5", "row 5 v3"]
+        now = {2: "row 2 v5", 3: "row 3 v2", 4: "row 4 v2", 5: "row 5 v3", 6: "row 6 v5"}
+        assert found() == now
+        table.flush()
+        table.commit()
+        assert found() == now
+        table.put(renamed([7], 6))
+    with memwal.open(uri) as table:
+        assert found() == {**now, 7: "row 7 v6"}
 
 
 def test_a_table_without_its_key_is_not_opened(opened: Open) -> None:
