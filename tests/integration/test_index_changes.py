@@ -17,6 +17,7 @@ import pytest
 import memwal
 from memwal import flush, wal
 from memwal.flush.commits import committer, index_changes
+from memwal.ingest.engine.table.embedded import Table
 from tests.messages import raises
 from tests.ways import entered
 
@@ -297,16 +298,16 @@ def test_an_index_that_is_dropped_as_the_table_is_resized_is_dropped(
     opened: Any, ends: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The resize interrupts a step after the drop; the client must not send the drop again."""
-    follow = opened.follow
+    follow = Table.follow
 
-    def refused() -> None:
-        monkeypatch.setattr(opened, "follow", follow)
+    def refused(_: Table) -> None:
+        monkeypatch.setattr(Table, "follow", follow)
         raise memwal.Unavailable("the table was resized", {"reason": "not_owner"})
 
     opened.create_index("text", "fts")
     remote = entered("flight", opened, ends)
     for change in (lambda: remote.drop_index("text_idx"), lambda: remote.create_index("text", "fts")):
-        monkeypatch.setattr(opened, "follow", refused)
+        monkeypatch.setattr(Table, "follow", refused)
         change()
     assert [each["name"] for each in remote.list_indexes()] == ["text_idx"]
 
