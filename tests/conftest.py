@@ -27,6 +27,7 @@ import tests.inside  # noqa: F401 - what is imported changes what tests see
 from tests.command_line import run_here
 
 pytest_plugins = [
+    "tests.certificates",
     "tests.damaged_table",
     "tests.kafka_fixtures",
     "tests.messages",
@@ -37,6 +38,7 @@ pytest_plugins = [
     "tests.support.interpose",
     "tests.table_stages",
     "tests.temporary_files",
+    "tests.ways",
 ]
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -329,19 +331,30 @@ class Running:
         self.process.wait(PATIENCE)
 
 
+# What the fixtures below return.
+Cli = Callable[..., Ran]
+OpenSmall = Callable[..., Any]
+Script = Callable[..., Running]
+Serve = Callable[..., tuple[Running, str]]
+SmallConfig = Callable[..., Path]
+Start = Callable[..., Running]
+Tree = Callable[[Path], dict[str, int]]
+WaitUntil = Callable[..., Any]
+
+
 @pytest.fixture
-def start() -> Iterator[Callable[..., Running]]:
+def start() -> Iterator[Start]:
     """Return a function that starts a process with piped input and output; the test's end kills it."""
     yield from starter()
 
 
 @pytest.fixture(scope="module")
-def start_for_module() -> Iterator[Callable[..., Running]]:
+def start_for_module() -> Iterator[Start]:
     """Return the same as `start`; the module's end kills the processes."""
     yield from starter()
 
 
-def starter() -> Iterator[Callable[..., Running]]:
+def starter() -> Iterator[Start]:
     """Implement the fixture `start`."""
     started: list[Running] = []
 
@@ -366,7 +379,7 @@ def starter() -> Iterator[Callable[..., Running]]:
 
 
 @pytest.fixture(scope="session")
-def cli(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Ran]:
+def cli(tmp_path_factory: pytest.TempPathFactory) -> Cli:
     """Return a function that runs `memwal …` in this process, or with `process=True` in a separate one."""
     elsewhere = tmp_path_factory.mktemp("cwd")
 
@@ -425,7 +438,7 @@ def small_sections(uri: str) -> dict[str, dict[str, Any]]:
 
 
 @pytest.fixture
-def small_config(tmp_path: Path, uri: str) -> Callable[..., Path]:
+def small_config(tmp_path: Path, uri: str) -> SmallConfig:
     """Return a function that writes the small table's configuration, with changed or added sections, and returns its
     path."""
 
@@ -441,13 +454,13 @@ def small_config(tmp_path: Path, uri: str) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def serve(start: Callable[..., Running]) -> Callable[..., tuple[Running, str]]:
+def serve(start: Start) -> Serve:
     """Return a function that starts `memwal serve CONFIG` with options, and returns the process and its endpoint once
     it answers."""
     return lambda config, *options: serve_with(start, config, *options)
 
 
-def serve_with(start: Callable[..., Running], config: Path, *options: str) -> tuple[Running, str]:
+def serve_with(start: Start, config: Path, *options: str) -> tuple[Running, str]:
     """Implement the fixture `serve`."""
     running = start([sys.executable, "-m", "memwal.ingest.cli.app", "serve", str(config), *options])
     line = running.line_with("serving")
@@ -455,7 +468,7 @@ def serve_with(start: Callable[..., Running], config: Path, *options: str) -> tu
 
 
 @pytest.fixture
-def script(start: Callable[..., Running]) -> Callable[..., Running]:
+def script(start: Start) -> Script:
     """Return a function that starts one of `tests/scripts/` with arguments."""
     return lambda name, *arguments: start([sys.executable, str(SCRIPTS / name), *map(str, arguments)])
 
@@ -466,12 +479,12 @@ def tree(path: Path) -> dict[str, int]:
 
 
 @pytest.fixture(scope="session", name="tree")
-def tree_fixture() -> Callable[[Path], dict[str, int]]:
+def tree_fixture() -> Tree:
     """Return `tree`."""
     return tree
 
 
 @pytest.fixture(scope="session", name="wait_until")
-def wait_until_fixture() -> Callable[..., Any]:
+def wait_until_fixture() -> WaitUntil:
     """Return `wait_until`."""
     return wait_until

@@ -25,7 +25,7 @@ import pytest
 import memwal
 import tests.inside  # noqa: F401 - what is imported changes what tests see
 from memwal import flush, wal
-from memwal.ingest.service.daemon.service import FlightService
+from tests.ways import entered
 
 WORDS = ("harbor", "copper", "violet", "meadow", "zebra")
 LEVELS = ("committed", "flushed", "durable", "latest")
@@ -247,9 +247,7 @@ class ReadsWorld:
         self._open = ExitStack() if not given.get("take_over") else self._open
         self.table = self._open.enter_context(memwal.open(self.uri, settings=self.settings, **given))
         self.clients = ExitStack()
-        service = FlightService(self.table, "grpc://127.0.0.1:0")
-        self.clients.callback(service.shutdown)
-        self.client = self.clients.enter_context(memwal.connect(f"grpc://127.0.0.1:{service.port}"))
+        self.client = entered("flight", self.table, self.clients)
         self._open.push(self.clients)
 
     def _wrote(self, model: Model) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ import pytest
 import memwal
 from memwal import flush, wal
 from memwal.flush.commits import committer, index_changes
-from memwal.ingest.service.daemon.service import FlightService
+from memwal.ingest.engine.table.embedded import Table
 from tests.messages import raises
+from tests.ways import entered
 
 SCHEMA = pa.schema(
     [pa.field("id", pa.int64(), False), ("v", pa.list_(pa.float32(), 8)), ("text", pa.string()), ("n", pa.int64())]
@@ -86,9 +88,9 @@ def built(uri: str) -> dict[str, str]:
 @pytest.mark.parametrize("way", ["embedded", "flight"])
 def test_indexes_come_and_go_while_rows_are_at_every_level(uri: str, way: str, entries: str) -> None:
     settings = QUIET | {"wal": {"format": entries}}
-    with memwal.open(uri, schema=SCHEMA, key="id", regions=2, settings=settings) as owner:
-        service = FlightService(owner, "grpc://127.0.0.1:0") if way == "flight" else None
-        table: Any = memwal.connect(f"grpc://127.0.0.1:{service.port}") if service else owner
+    opening = memwal.open(uri, schema=SCHEMA, key="id", regions=2, settings=settings)
+    with opening as owner, ExitStack() as ends:
+        table = entered(way, owner, ends)
         fill(table)
         with raises(memwal.Invalid):
             table.match("text", "zebra")
@@ -123,9 +125,6 @@ def test_indexes_come_and_go_while_rows_are_at_every_level(uri: str, way: str, e
         assert table.count() == 700
         table.create_index("text", "fts")
         check_reads(table)
-        if service:
-            table.close()
-            service.shutdown()
     with memwal.open(uri, settings=QUIET) as again:
         assert {each["name"] for each in again.list_indexes()} == {"n_idx", "text_idx"}
         check_reads(again)
@@ -296,25 +295,21 @@ def test_a_commit_that_read_the_set_up_before_a_drop_builds_nothing_that_stays(
 
 
 def test_an_index_that_is_dropped_as_the_table_is_resized_is_dropped(
-    opened: Any, monkeypatch: pytest.MonkeyPatch
+    opened: Any, ends: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The resize interrupts a step after the drop; the client must not send the drop again."""
-    follow = opened._engine.follow
+    follow = Table.follow
 
-    def refused() -> None:
-        monkeypatch.setattr(opened._engine, "follow", follow)
+    def refused(_: Table) -> None:
+        monkeypatch.setattr(Table, "follow", follow)
         raise memwal.Unavailable("the table was resized", {"reason": "not_owner"})
 
     opened.create_index("text", "fts")
-    service = FlightService(opened._engine, "grpc://127.0.0.1:0")
-    try:
-        with memwal.connect(f"grpc://127.0.0.1:{service.port}") as remote:
-            for change in (lambda: remote.drop_index("text_idx"), lambda: remote.create_index("text", "fts")):
-                monkeypatch.setattr(opened._engine, "follow", refused)
-                change()
-            assert [each["name"] for each in remote.list_indexes()] == ["text_idx"]
-    finally:
-        service.shutdown()
+    remote = entered("flight", opened, ends)
+    for change in (lambda: remote.drop_index("text_idx"), lambda: remote.create_index("text", "fts")):
+        monkeypatch.setattr(Table, "follow", refused)
+        change()
+    assert [each["name"] for each in remote.list_indexes()] == ["text_idx"]
 
 
 # ---- other programs' indexes ---------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,10 @@ import pyarrow as pa
 import pytest
 
 import memwal
-from memwal.ingest.service.daemon.service import FlightService
 from memwal.memtable import MemTable
-from tests.conftest import WIDTH, wait_until
+from tests.conftest import WIDTH, OpenSmall, wait_until
 from tests.messages import raises
+from tests.ways import entered
 
 MODES = ("sync", "async")
 TRAIN_ROWS = {"vector": {"type": "ivf_pq", "train_rows": 256}, "body": "fts", "price": "btree"}
@@ -56,23 +57,10 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     found.open()
 
 
-@pytest.fixture(params=["embedded", "daemon"])
-def reached(request: pytest.FixtureRequest) -> Iterator[Callable[[Any], Any]]:
+@pytest.fixture(params=["embedded", "flight"])
+def reached(request: pytest.FixtureRequest, ends: ExitStack) -> Callable[[Any], Any]:
     """Return the table, or a client of a daemon's service in front of it."""
-    services, clients = [], []
-
-    def reach(table: Any) -> Any:
-        if request.param == "embedded":
-            return table
-        services.append(FlightService(table, "grpc://127.0.0.1:0"))
-        clients.append(memwal.connect(f"grpc://127.0.0.1:{services[-1].port}"))
-        return clients[-1]
-
-    yield reach
-    for each in clients:
-        each.close()
-    for service in services:
-        service.shutdown()
+    return lambda table: entered(request.param, table, ends)
 
 
 def unindexed(table: Any) -> int:
@@ -146,7 +134,7 @@ def test_the_same_sequence_gives_the_same_answers(
 
 @pytest.mark.parametrize("state", ["sync", "async", "behind"])
 def test_a_row_is_found_the_moment_its_put_returns(
-    state: str, reached: Callable[[Any], Any], open_small: Callable[..., Any], made: Any, gate: Gate
+    state: str, reached: Callable[[Any], Any], open_small: OpenSmall, made: Any, gate: Gate
 ) -> None:
     """Searches race puts of several threads; each put's own rows are read at once, by vector and by word."""
     if state == "behind":
@@ -203,7 +191,7 @@ def ids_near(table: Any, row: dict[str, Any]) -> list[int]:
 
 
 def test_the_indexer_is_there_only_where_it_has_work_and_ends_at_close(
-    open_small: Callable[..., Any], tmp_path: Any, made: Any, gate: Gate
+    open_small: OpenSmall, tmp_path: Any, made: Any, gate: Gate
 ) -> None:
     others = list(threading.enumerate())  # threads of earlier tests
     settings = {"commit": {"interval": "0s"}}
@@ -231,7 +219,7 @@ def test_the_indexer_is_there_only_where_it_has_work_and_ends_at_close(
         assert again.count() == 100
 
 
-def test_the_indexer_ends_with_a_region_that_was_fenced(open_small: Callable[..., Any], made: Any) -> None:
+def test_the_indexer_ends_with_a_region_that_was_fenced(open_small: OpenSmall, made: Any) -> None:
     others = list(threading.enumerate())  # threads of earlier tests
     older = open_small(regions=1)
     older.put(made.table([1]))
@@ -245,11 +233,7 @@ def test_the_indexer_ends_with_a_region_that_was_fenced(open_small: Callable[...
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_failing_index_step_is_told_and_harmless(
-    mode: str,
-    open_small: Callable[..., Any],
-    made: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    mode: str, open_small: OpenSmall, made: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     step, fails = MemTable.index_step, True
 
@@ -278,9 +262,7 @@ def test_a_failing_index_step_is_told_and_harmless(
     assert table.match("body", "copper", k=100).num_rows == 21
 
 
-def test_memtables_freeze_and_are_flushed_while_they_are_indexed(
-    open_small: Callable[..., Any], made: Any, gate: Gate
-) -> None:
+def test_memtables_freeze_and_are_flushed_while_they_are_indexed(open_small: OpenSmall, made: Any, gate: Gate) -> None:
     """Each generation is frozen, published and dropped while one of its indexing steps is in progress."""
     table = open_small(regions=1)
     for generation in range(3):
@@ -300,7 +282,7 @@ def test_memtables_freeze_and_are_flushed_while_they_are_indexed(
 
 
 def test_memtables_begin_with_the_model_of_the_base_table(
-    open_small: Callable[..., Any], uri: str, made: Any, monkeypatch: pytest.MonkeyPatch
+    open_small: OpenSmall, uri: str, made: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The model is read when the table is opened and after the commit that builds the index; never by the region's own
     thread.
@@ -329,7 +311,7 @@ def test_memtables_begin_with_the_model_of_the_base_table(
 
 
 def test_a_model_that_cannot_be_read_is_told_and_done_without(
-    open_small: Callable[..., Any], made: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    open_small: OpenSmall, made: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from memwal.flush import BaseTable
 
@@ -348,7 +330,7 @@ def test_a_model_that_cannot_be_read_is_told_and_done_without(
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_what_waits_is_told(mode: str, open_small: Callable[..., Any], made: Any, gate: Gate) -> None:
+def test_what_waits_is_told(mode: str, open_small: OpenSmall, made: Any, gate: Gate) -> None:
     from memwal.ingest.service.daemon.pages import TableCollector
 
     if mode == "async":

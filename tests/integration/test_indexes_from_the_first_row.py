@@ -4,8 +4,6 @@ possible.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import lance
@@ -13,7 +11,7 @@ import numpy as np
 import pytest
 
 from memwal.flush.commits.index_catchup import PQ_ROWS_MIN
-from tests.conftest import WORDS, Made
+from tests.conftest import WORDS, Cli, Made, OpenSmall, SmallConfig
 
 NAMES = {"vector_idx", "body_idx", "price_idx"}
 
@@ -39,7 +37,7 @@ def check_every_read(table: Any, made: Made, alive: dict[int, int], level: str) 
     assert sorted(cheap) == sorted(id for id, row in rows.items() if row["price"] < 200)
 
 
-def test_from_nothing_over_10_rows_to_300(open_small: Callable[..., Any], uri: str, made: Made) -> None:
+def test_from_nothing_over_10_rows_to_300(open_small: OpenSmall, uri: str, made: Made) -> None:
     alive: dict[int, int] = {}
     with open_small() as table:
         assert table.search("vector", [0.0] * 8, 3).num_rows == table.match("body", WORDS[0]).num_rows == 0
@@ -68,7 +66,7 @@ def test_from_nothing_over_10_rows_to_300(open_small: Callable[..., Any], uri: s
 
 
 def test_init_makes_the_indexes_of_an_empty_table(
-    cli: Callable[..., Any], small_config: Callable[..., Path], uri: str, made: Made, open_small: Callable[..., Any]
+    cli: Cli, small_config: SmallConfig, uri: str, made: Made, open_small: OpenSmall
 ) -> None:
     ran = cli("init", small_config())
     assert (ran.code, ran.err) == (0, "")
@@ -80,7 +78,7 @@ def test_init_makes_the_indexes_of_an_empty_table(
 
 
 @pytest.mark.parametrize("nulls", [True, False])
-def test_rows_without_a_vector_do_not_train(open_small: Callable[..., Any], uri: str, made: Made, nulls: bool) -> None:
+def test_rows_without_a_vector_do_not_train(open_small: OpenSmall, uri: str, made: Made, nulls: bool) -> None:
     rows = [row | ({"vector": None} if nulls and row["id"] % 2 else {}) for row in made.rows(range(300))]
     with open_small() as table:
         table.put(rows)

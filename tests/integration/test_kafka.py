@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,7 +16,8 @@ import pytest
 from memwal.ingest.spark.session import configuration, start_session
 from memwal.ingest.spark.source.columns import DELETE, PROBLEM
 from memwal.ingest.spark.source.kafka.stream import rows_of
-from tests.conftest import ROOT, toml
+from tests.conftest import ROOT, Cli, Start, WaitUntil, toml
+from tests.integration.test_http_edge import reasons
 from tests.kafka_records import kafka_settings, mapping_of
 from tests.kafka_server import KafkaServer, Record
 from tests.s3_server import free_ports
@@ -61,7 +60,7 @@ def stream(kafka: KafkaServer, kafka_connector: dict[str, str], tmp_path: Path) 
 
 
 def test_the_example_turns_records_into_rows_and_names_one_that_is_none(
-    kafka: KafkaServer, kafka_connector: dict[str, str], cli: Callable[..., Any], tmp_path: Path
+    kafka: KafkaServer, kafka_connector: dict[str, str], cli: Cli, tmp_path: Path
 ) -> None:
     uri, topic = str(tmp_path / "t.lance"), "example-flights"  # the tutorial uses the topic flights on the same broker
     changes = {
@@ -110,7 +109,7 @@ def rows_at(uri: str) -> dict[int, dict[str, Any]]:
 
 
 def test_a_broker_that_is_down_loses_nothing(
-    stream: Callable[..., Stream], cli: Callable[..., Any], start: Callable[..., Any], wait_until: Callable[..., Any]
+    stream: Callable[..., Stream], cli: Cli, start: Start, wait_until: WaitUntil
 ) -> None:
     quick = {
         "kafka.request.timeout.ms": "5000",
@@ -129,17 +128,18 @@ def test_a_broker_that_is_down_loses_nothing(
     kafka.restart()
     kafka.produce(flights.topic, [sent(id) for id in range(100)])
     (port,) = free_ports(1)
+    url = f"http://127.0.0.1:{port}"
     env = {"MEMWAL__SINK__HTTP_PORT": str(port)}
     running = start([sys.executable, "-m", "memwal.ingest.cli.app", "run", str(flights.config)], env=env)
     running.line_with("streaming")
     running.line_with(": 100 rows in")
     kafka.stop()
     wait_until(lambda: "Kafka does not answer" in "".join(running.errors))
-    assert reasons(port)[0] == "source_silent"  # "rows are late" may be a second reason
+    assert reasons(url)[0] == "source_silent"  # "rows are late" may be a second reason
     kafka.restart()
     kafka.produce(flights.topic, [sent(id) for id in range(100, 180)])
     running.line_with(": 180 rows in")
-    wait_until(lambda: reasons(port) == [])
+    wait_until(lambda: reasons(url) == [])
     running.process.terminate()
     assert running.wait() == 0
     assert {line.split(": ")[1] for line in running.errors} == {flights.uri}, "a line at each attempt, no other"
@@ -149,18 +149,7 @@ def test_a_broker_that_is_down_loses_nothing(
     assert sorted(rows_at(flights.uri)) == list(range(180))
 
 
-def reasons(port: int) -> list[str]:
-    """Return the reasons why a process is not ready."""
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health/readyz", timeout=30) as answer:
-            return [each["reason"] for each in json.load(answer)["reasons"]]
-    except urllib.error.HTTPError as error:
-        return [each["reason"] for each in json.load(error)["reasons"]]
-
-
-def test_a_topic_that_is_not_there_is_named_before_anything_is_written(
-    stream: Callable[..., Stream], cli: Callable[..., Any]
-) -> None:
+def test_a_topic_that_is_not_there_is_named_before_anything_is_written(stream: Callable[..., Stream], cli: Cli) -> None:
     flights = stream()
     topic = f"{flights.topic}s"
     flights.config.write_text(flights.config.read_text().replace(json.dumps(flights.topic), json.dumps(topic)))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import lance
 import pytest
 
-from tests.conftest import toml
+from tests.conftest import Cli, toml
 from tests.kafka_server import PASSWORD, KafkaServer, Record
 
 
@@ -43,9 +42,7 @@ def config(kafka: KafkaServer, kafka_connector: dict[str, str], tmp_path: Path) 
     return path
 
 
-def test_one_topic_over_sasl_and_one_over_tls(
-    config: Path, kafka: KafkaServer, tmp_path: Path, cli: Callable[..., Any]
-) -> None:
+def test_one_topic_over_sasl_and_one_over_tls(config: Path, kafka: KafkaServer, tmp_path: Path, cli: Cli) -> None:
     ran = cli("run", config, "--once", env={"TEST_LOGIN": kafka.login()})
     assert (ran.code, ran.error_lines) == (0, [])
     for name in ("sasl", "tls"):
@@ -57,9 +54,7 @@ def test_one_topic_over_sasl_and_one_over_tls(
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and PASSWORD.encode() in path.read_bytes()]
 
 
-def test_a_wrong_password_is_one_line_without_it(
-    config: Path, kafka: KafkaServer, tmp_path: Path, cli: Callable[..., Any]
-) -> None:
+def test_a_wrong_password_is_one_line_without_it(config: Path, kafka: KafkaServer, tmp_path: Path, cli: Cli) -> None:
     ran = cli("run", f"{config}:sasl", "--once", env={"TEST_LOGIN": kafka.login("wrong-and-secret")})
     assert (ran.code, len(ran.error_lines)) == (2, 1)
     assert "Kafka refuses us" in ran.error_lines[0]

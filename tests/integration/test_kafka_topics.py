@@ -19,7 +19,7 @@ from memwal.ingest.spark.checkpoint_files import LocalFiles, SparkFiles
 from memwal.ingest.spark.session import configuration, start_session
 from memwal.ingest.spark.sink.foreach_batch import MemWalSink
 from memwal.ingest.spark.source.kafka.topics import TopicGuard
-from tests.conftest import toml
+from tests.conftest import Cli, Start, toml
 from tests.kafka_records import kafka_settings
 from tests.kafka_server import KafkaServer, Record
 
@@ -29,7 +29,7 @@ def values(ids: Iterable[int]) -> list[bytes]:
 
 
 def test_transactions_and_a_topic_that_is_created_anew(
-    kafka: KafkaServer, kafka_connector: dict[str, str], tmp_path: Path, cli: Callable[..., Any]
+    kafka: KafkaServer, kafka_connector: dict[str, str], tmp_path: Path, cli: Cli
 ) -> None:
     topic, config = tmp_path.name, tmp_path / "config.toml"
     kafka.create_topic(topic)
@@ -106,7 +106,7 @@ def pipeline(kafka: KafkaServer, kafka_connector: dict[str, str], tmp_path: Path
     return make
 
 
-def running_of(start: Callable[..., Any], made: Pipeline) -> Any:
+def running_of(start: Start, made: Pipeline) -> Any:
     return start([sys.executable, "-m", "memwal.ingest.cli.app", "run", str(made.config)])
 
 
@@ -117,7 +117,7 @@ def assert_refused(code: int, lines: list[str], topic: str) -> None:
 
 
 def test_a_topic_recreated_between_two_micro_batches_ends_the_run(
-    pipeline: Callable[..., Pipeline], cli: Callable[..., Any], start: Callable[..., Any], tmp_path: Path
+    pipeline: Callable[..., Pipeline], cli: Cli, start: Start, tmp_path: Path
 ) -> None:
     made = pipeline(trigger="20s")
     running = running_of(start, made)
@@ -131,7 +131,7 @@ def test_a_topic_recreated_between_two_micro_batches_ends_the_run(
 
 
 def test_a_topic_recreated_during_a_pause_ends_the_run(
-    pipeline: Callable[..., Pipeline], cli: Callable[..., Any], start: Callable[..., Any], tmp_path: Path
+    pipeline: Callable[..., Pipeline], cli: Cli, start: Start, tmp_path: Path
 ) -> None:
     made = pipeline(trigger="500ms")
     running = running_of(start, made)
@@ -144,7 +144,7 @@ def test_a_topic_recreated_during_a_pause_ends_the_run(
 
 
 def test_a_topic_that_appeared_during_a_run_is_recognised_by_the_next_run(
-    pipeline: Callable[..., Pipeline], cli: Callable[..., Any], start: Callable[..., Any], tmp_path: Path
+    pipeline: Callable[..., Pipeline], cli: Cli, start: Start, tmp_path: Path
 ) -> None:
     made, late = pipeline(topic_pattern=f"{tmp_path.name}.*", trigger="500ms"), f"{tmp_path.name}-late"
     running = running_of(start, made)
@@ -162,7 +162,7 @@ def test_a_topic_that_appeared_during_a_run_is_recognised_by_the_next_run(
 
 @pytest.mark.parametrize("way", ["driver", "one task", "shuffle"])
 def test_a_topic_recreated_while_its_records_are_read_sends_none_of_them(
-    pipeline: Callable[..., Pipeline], cli: Callable[..., Any], tmp_path: Path, way: str
+    pipeline: Callable[..., Pipeline], cli: Cli, tmp_path: Path, way: str
 ) -> None:
     made, check = pipeline(), TopicGuard.check
     assert cli("run", made.config, "--once").code == 0
@@ -185,7 +185,7 @@ def test_a_topic_recreated_while_its_records_are_read_sends_none_of_them(
 
 
 def test_a_recreated_topic_is_read_on_where_loss_is_accepted(
-    pipeline: Callable[..., Pipeline], cli: Callable[..., Any], tmp_path: Path
+    pipeline: Callable[..., Pipeline], cli: Cli, tmp_path: Path
 ) -> None:
     made = pipeline(fail_on_data_loss=False)
     assert cli("run", made.config, "--once").code == 0
@@ -201,7 +201,7 @@ def test_a_recreated_topic_is_read_on_where_loss_is_accepted(
 
 @pytest.mark.parametrize("way", ["one task", "shuffle"])
 def test_records_that_spark_would_read_again_after_the_check_are_checked_again(
-    pipeline: Callable[..., Pipeline], cli: Callable[..., Any], tmp_path: Path, way: str
+    pipeline: Callable[..., Pipeline], cli: Cli, tmp_path: Path, way: str
 ) -> None:
     made, check, checks = pipeline(), TopicGuard.check, list[bool]()
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,13 @@ import pytest
 import memwal
 import memwal.flush.sst.data
 from memwal.flush.commits import committer, rounds
+from memwal.ingest.engine.table.embedded import Table
 from memwal.ingest.errors import Internal, MemWalError, Unavailable
 from memwal.wal import LanceCodec, LocalStore, SsTable, bucket_region
 from memwal.wal.panics import RustPanic, as_exception, panics_as_errors
 from tests.conftest import wait_until
 from tests.messages import raises
+from tests.ways import entered
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.string())])
 QUICK = {"commit": {"interval": 0}, "wal": {"put_timeout": "500ms", "retry_budget": "500ms"}}
@@ -152,20 +153,14 @@ def test_an_sst_over_which_lance_panics_is_damage(tmp_path: Path, monkeypatch: p
         memwal.flush.read_sst(store, bucket_region(0), SsTable(1, "0a1b2c3d_gen_1"))
 
 
-def test_a_thread_of_a_daemon_answers_with_a_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_of_a_daemon_answers_with_a_kind(
+    tmp_path: Path, ends: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """gRPC would turn a BaseException of a Flight handler that is not an Exception into a text without a kind."""
-    from memwal.ingest.service.daemon.service import FlightService
-
     with opened(tmp_path) as table:
-        service = FlightService(table, "grpc://127.0.0.1:0")
-        try:
-            with memwal.connect(f"grpc://127.0.0.1:{service.port}") as client:
-                with monkeypatch.context() as broken:
-                    broken.setattr(type(table._engine), "status", panics)
-                    with raises(Internal):
-                        client.status()
-                assert client.count() == 0
-        finally:
-            stopped = threading.Thread(target=service.shutdown)
-            stopped.start()
-            stopped.join()
+        client = entered("flight", table, ends)
+        with monkeypatch.context() as broken:
+            broken.setattr(Table, "status", panics)
+            with raises(Internal):
+                client.status()
+        assert client.count() == 0

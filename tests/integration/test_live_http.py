@@ -16,11 +16,12 @@ import pytest
 import memwal
 from memwal.ingest.service.ops.history import OVERLAP
 from memwal.ingest.service.ops.live_server import PATHS, QUERY_BYTES, READERS
+from tests.conftest import OpenSmall, WaitUntil
 from tests.page_site import MARKUP, Site
 
 
 @pytest.fixture
-def served(site: Callable[..., Site], open_small: Callable[..., Any], made: Any) -> Site:
+def served(site: Callable[..., Site], open_small: OpenSmall, made: Any) -> Site:
     """Serve the pages of a small table with twenty rows and two rows whose texts are markup."""
     table = open_small()
     table.put(made.rows(range(20)))
@@ -90,7 +91,7 @@ def test_the_library_of_the_charts_is_the_published_one() -> None:
 # ---- /live ---------------------------------------------------------------------------------------------------------
 
 
-def test_live_tells_regions_levels_times_and_events(served: Site, wait_until: Callable[..., Any]) -> None:
+def test_live_tells_regions_levels_times_and_events(served: Site, wait_until: WaitUntil) -> None:
     wait_until(lambda: served.live.newest >= 3)
     status, headers, told = served.ask("GET", "/live")
     assert (status, headers["Cache-Control"]) == (200, "no-store")
@@ -118,9 +119,7 @@ def test_live_before_the_table_is_open_says_that_it_starts(site: Callable[..., S
     assert told["regions"] == told["daemons"] == []
 
 
-def test_commits_are_listed_with_their_rows(
-    site: Callable[..., Site], open_small: Callable[..., Any], made: Any
-) -> None:
+def test_commits_are_listed_with_their_rows(site: Callable[..., Site], open_small: OpenSmall, made: Any) -> None:
     table = open_small()
     table.put(made.rows(range(12)))
     table.flush()
@@ -141,9 +140,7 @@ def test_events_come_each_second_and_repeat_only_the_newest_samples(served: Site
     stream.close()
 
 
-def test_there_are_only_so_many_readers_and_one_that_leaves_makes_room(
-    served: Site, wait_until: Callable[..., Any]
-) -> None:
+def test_there_are_only_so_many_readers_and_one_that_leaves_makes_room(served: Site, wait_until: WaitUntil) -> None:
     streams = [served.stream() for _ in range(READERS)]
     for stream in streams:
         next(stream)
@@ -167,7 +164,7 @@ def _opens(site: Site) -> bool:
 
 
 def test_a_reader_that_takes_nothing_is_cut_off(
-    site: Callable[..., Site], wait_until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    site: Callable[..., Site], wait_until: WaitUntil, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("memwal.ingest.service.ops.live_server.PATIENCE", 0.2)
     monkeypatch.setattr("memwal.ingest.service.ops.live_server.TICK", 0.01)
@@ -271,7 +268,7 @@ def test_a_body_that_is_no_query_is_refused(served: Site) -> None:
 
 
 def test_one_query_runs_at_a_time_and_not_for_ever(
-    served: Site, monkeypatch: pytest.MonkeyPatch, wait_until: Callable[..., Any]
+    served: Site, monkeypatch: pytest.MonkeyPatch, wait_until: WaitUntil
 ) -> None:
     monkeypatch.setattr("memwal.ingest.service.ops.live_server.QUERY_SECONDS", 0.3)
     going, begun = threading.Event(), threading.Event()

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from memwal.flush import resize
 from memwal.ingest.engine.table import owner_notes as owners
 from memwal.ingest.engine.table.owner_notes import Process
 from memwal.wal.layout import owner_key
+from tests.conftest import Cli, OpenSmall, Script, Serve, SmallConfig, Start, WaitUntil
 from tests.messages import raises
 
 SETTINGS = {"commit": {"interval": "0s"}}
@@ -33,7 +33,7 @@ def epochs(uri: str) -> list[int]:
 
 
 def test_a_daemon_that_serves_is_not_fenced_by_a_program(
-    small_config: Callable[..., Path], serve: Callable[[Path], Any], made: Any, uri: str
+    small_config: SmallConfig, serve: Serve, made: Any, uri: str
 ) -> None:
     _, endpoint = serve(small_config())
     with memwal.connect(endpoint) as table:
@@ -49,9 +49,7 @@ def test_a_daemon_that_serves_is_not_fenced_by_a_program(
         assert epochs(uri) == [epoch + 1 for epoch in before]
 
 
-def test_a_table_that_is_open_in_another_program_is_not_fenced(
-    script: Callable[..., Any], uri: str, open_small: Callable[..., Any]
-) -> None:
+def test_a_table_that_is_open_in_another_program_is_not_fenced(script: Script, uri: str, open_small: OpenSmall) -> None:
     process = script("putter.py", uri, 1000)
     process.line_with("ready")
     process.tell("go")
@@ -63,7 +61,7 @@ def test_a_table_that_is_open_in_another_program_is_not_fenced(
         assert table.count() >= 2, "what a crash left is claimed without a flag"
 
 
-def test_a_table_that_was_closed_is_free(script: Callable[..., Any], uri: str) -> None:
+def test_a_table_that_was_closed_is_free(script: Script, uri: str) -> None:
     process = script("putter.py", uri, 1000)
     process.line_with("ready")
     process.tell("go")
@@ -75,7 +73,7 @@ def test_a_table_that_was_closed_is_free(script: Callable[..., Any], uri: str) -
 
 
 def test_who_closes_while_another_claims_leaves_no_table_that_looks_free(
-    open_small: Callable[..., Any], uri: str, monkeypatch: pytest.MonkeyPatch
+    open_small: OpenSmall, uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The note that a closing owner deletes may be its successor's, written after the owner read the note."""
     older, newer, read = open_small(), list[Any](), owners._read
@@ -98,7 +96,7 @@ def test_who_closes_while_another_claims_leaves_no_table_that_looks_free(
     assert not list(Path(uri).glob("_mem_wal/*/owner.json"))
 
 
-def test_who_closes_after_a_resize_leaves_no_note(open_small: Callable[..., Any], uri: str) -> None:
+def test_who_closes_after_a_resize_leaves_no_note(open_small: OpenSmall, uri: str) -> None:
     """The newer claims are those of the resize, which does not serve the table."""
     older = open_small()
     resize(uri, None, wal.open_store(uri), 3, clock=wal.SystemClock(), ids=wal.SystemIds())
@@ -108,7 +106,7 @@ def test_who_closes_after_a_resize_leaves_no_note(open_small: Callable[..., Any]
     open_small().close()
 
 
-def test_an_owner_writes_its_note_again(open_small: Callable[..., Any], uri: str) -> None:
+def test_an_owner_writes_its_note_again(open_small: OpenSmall, uri: str) -> None:
     """The owner replaces a missing note and one written by a former owner's late request, but not a
     newer owner's note.
     """
@@ -121,7 +119,7 @@ def test_an_owner_writes_its_note_again(open_small: Callable[..., Any], uri: str
     assert [note.epoch for note in owners.read(store, (gone, older, newer)).values()] == [1, 1, 9]
 
 
-def test_the_same_process_opens_its_table_again(open_small: Callable[..., Any], made: Any) -> None:
+def test_the_same_process_opens_its_table_again(open_small: OpenSmall, made: Any) -> None:
     first = open_small()
     first.put(made.rows(range(3)))
     second = open_small()
@@ -130,12 +128,7 @@ def test_the_same_process_opens_its_table_again(open_small: Callable[..., Any], 
 
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGKILL])
 def test_a_daemon_that_ends_or_was_killed_is_followed_at_once(
-    stop: int,
-    small_config: Callable[..., Path],
-    serve: Callable[[Path], Any],
-    made: Any,
-    uri: str,
-    wait_until: Callable[..., Any],
+    stop: int, small_config: SmallConfig, serve: Serve, made: Any, uri: str, wait_until: WaitUntil
 ) -> None:
     config = small_config()
     running, endpoint = serve(config)
@@ -151,7 +144,7 @@ def test_a_daemon_that_ends_or_was_killed_is_followed_at_once(
         assert table.count() == 4
 
 
-def test_what_a_program_on_another_machine_holds_is_not_taken(open_small: Callable[..., Any], uri: str) -> None:
+def test_what_a_program_on_another_machine_holds_is_not_taken(open_small: OpenSmall, uri: str) -> None:
     open_small().close()
     store = wal.open_store(uri)
     there = {"host": "elsewhere", "machine": "m", "boot": "b", "space": "s", "pid": 12, "started": "1"}
@@ -162,7 +155,7 @@ def test_what_a_program_on_another_machine_holds_is_not_taken(open_small: Callab
     memwal.open(uri, settings=SETTINGS, take_over=True).close()
 
 
-def test_a_note_without_an_endpoint_is_no_daemons(script: Callable[..., Any], uri: str) -> None:
+def test_a_note_without_an_endpoint_is_no_daemons(script: Script, uri: str) -> None:
     process = script("putter.py", uri, 1000)
     process.line_with("ready")
     process.tell("go")
@@ -172,12 +165,7 @@ def test_a_note_without_an_endpoint_is_no_daemons(script: Callable[..., Any], ur
 
 
 def test_a_second_serve_says_what_it_would_do_and_does_it_when_told_to(
-    small_config: Callable[..., Path],
-    serve: Callable[[Path], Any],
-    start: Callable[..., Any],
-    cli: Callable[..., Any],
-    made: Any,
-    uri: str,
+    small_config: SmallConfig, serve: Serve, start: Start, cli: Cli, made: Any, uri: str
 ) -> None:
     config = small_config()
     _first, endpoint = serve(config)
@@ -200,7 +188,7 @@ def test_a_second_serve_says_what_it_would_do_and_does_it_when_told_to(
 
 
 def test_a_step_of_the_command_line_fences_no_program(
-    script: Callable[..., Any], cli: Callable[..., Any], uri: str, wait_until: Callable[..., Any]
+    script: Script, cli: Cli, uri: str, wait_until: WaitUntil
 ) -> None:
     process = script("putter.py", uri, 1000)
     process.line_with("ready")
@@ -224,12 +212,7 @@ def serving(uri: str, endpoint: str) -> bool:
 
 
 def test_a_daemon_claims_again_what_a_writer_that_has_gone_took(
-    small_config: Callable[..., Path],
-    serve: Callable[..., Any],
-    made: Any,
-    open_small: Callable[..., Any],
-    uri: str,
-    wait_until: Callable[..., Any],
+    small_config: SmallConfig, serve: Serve, made: Any, open_small: OpenSmall, uri: str, wait_until: WaitUntil
 ) -> None:
     _, endpoint = serve(small_config(daemon={"claim_again": "200ms"}))
     with memwal.connect(endpoint) as client:
@@ -247,7 +230,7 @@ def test_a_daemon_claims_again_what_a_writer_that_has_gone_took(
 
 @pytest.mark.parametrize("pause", ["0s", "200ms"])
 def test_a_daemon_ends_where_the_writer_that_fenced_it_lives(
-    pause: str, small_config: Callable[..., Path], serve: Callable[..., Any], open_small: Callable[..., Any], uri: str
+    pause: str, small_config: SmallConfig, serve: Serve, open_small: OpenSmall, uri: str
 ) -> None:
     """No client writes: the daemon detects the fence by itself."""
     running, _ = serve(small_config(daemon={"claim_again": pause}))
@@ -260,7 +243,7 @@ def test_a_daemon_ends_where_the_writer_that_fenced_it_lives(
 
 
 def test_a_lancedb_merge_insert_fences_the_daemon_for_a_while_only(
-    small_config: Callable[..., Path], serve: Callable[..., Any], made: Any, uri: str, wait_until: Callable[..., Any]
+    small_config: SmallConfig, serve: Serve, made: Any, uri: str, wait_until: WaitUntil
 ) -> None:
     """LanceDB writes into the regions of an `arrow` table by default, and leaves no note."""
     config = small_config(

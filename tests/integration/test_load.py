@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ from memwal import flush, wal
 from memwal.flush import BaseTable
 from memwal.flush.commits.load_notes import load_id
 from tests.clean import assert_clean
-from tests.conftest import Made, wait_until
+from tests.conftest import Cli, Made, OpenSmall, Script, Serve, SmallConfig, Start, wait_until
 from tests.lance_scan import scanned
 from tests.s3_fixtures import S3Table
 
@@ -66,14 +65,7 @@ class Loaded:
 
 
 @pytest.fixture
-def loaded(
-    cli: Callable[..., Any],
-    small_config: Callable[..., Path],
-    open_small: Callable[..., Any],
-    uri: str,
-    made: Made,
-    tmp_path: Path,
-) -> Loaded:
+def loaded(cli: Cli, small_config: SmallConfig, open_small: OpenSmall, uri: str, made: Made, tmp_path: Path) -> Loaded:
     """Fill every level, then run the load, whose token is "books 1"."""
     config = small_config()
     with open_small() as table:
@@ -117,9 +109,7 @@ def test_a_load_tells_what_it_does_and_replaces_rows_of_every_level(loaded: Load
         assert table.count(f"price = {row['price']}") >= 1
 
 
-def test_a_load_is_done_once_per_token_and_what_a_killed_one_left_is_done(
-    loaded: Loaded, cli: Callable[..., Any]
-) -> None:
+def test_a_load_is_done_once_per_token_and_what_a_killed_one_left_is_done(loaded: Loaded, cli: Cli) -> None:
     version, arguments = lance.dataset(loaded.uri).version, ("load", loaded.config, loaded.one, "--token", "books 1")
     again = cli(*arguments)
     assert (again.code, again.err) == (0, "")
@@ -142,7 +132,7 @@ def test_a_load_is_done_once_per_token_and_what_a_killed_one_left_is_done(
 
 
 def test_a_load_that_a_restore_takes_back_while_it_is_repeated_is_loaded_again(
-    cli: Callable[..., Any], small_config: Callable[..., Path], open_small: Callable[..., Any], made: Made, uri: str
+    cli: Cli, small_config: SmallConfig, open_small: OpenSmall, made: Made, uri: str
 ) -> None:
     with open_small() as table:
         table.put(made.rows([1]))
@@ -165,7 +155,7 @@ def test_a_load_that_a_restore_takes_back_while_it_is_repeated_is_loaded_again(
         assert sorted(names(table)) == [1, 2, 3]
 
 
-def test_the_log_names_a_load_and_verify_is_clean(loaded: Loaded, cli: Callable[..., Any]) -> None:
+def test_the_log_names_a_load_and_verify_is_clean(loaded: Loaded, cli: Cli) -> None:
     log = json.loads(cli("log", loaded.config, "--json").out)["versions"]
     (actions,) = [each["actions"] for each in log if each["version"] == loaded.version]
     assert [action["action"] for action in actions] == ["insert", "update", "load"]
@@ -175,7 +165,7 @@ def test_the_log_names_a_load_and_verify_is_clean(loaded: Loaded, cli: Callable[
 
 
 def test_wrong_input_is_one_line_and_exit_code_2(
-    cli: Callable[..., Any], small_config: Callable[..., Path], open_small: Callable[..., Any], uri: str, tmp_path: Path
+    cli: Cli, small_config: SmallConfig, open_small: OpenSmall, uri: str, tmp_path: Path
 ) -> None:
     config = small_config()
     (tmp_path / "a.csv").write_text("id,price\n1,2\n2,x\n")
@@ -201,15 +191,15 @@ def test_wrong_input_is_one_line_and_exit_code_2(
 
 
 def test_a_program_that_has_rows_in_memory_is_not_fenced(
-    cli: Callable[..., Any],
-    small_config: Callable[..., Path],
-    serve: Callable[..., Any],
-    script: Callable[..., Any],
-    open_small: Callable[..., Any],
+    cli: Cli,
+    small_config: SmallConfig,
+    serve: Serve,
+    script: Script,
+    open_small: OpenSmall,
     made: Made,
     uri: str,
     tmp_path: Path,
-    start: Callable[..., Any],
+    start: Start,
 ) -> None:
     import sys
 
@@ -229,7 +219,7 @@ def test_a_program_that_has_rows_in_memory_is_not_fenced(
     assert load_id("t") not in BaseTable.open(uri).committed
 
 
-def test_without_a_key(cli: Callable[..., Any], tmp_path: Path) -> None:
+def test_without_a_key(cli: Cli, tmp_path: Path) -> None:
     config, uri = tmp_path / "c.toml", str(tmp_path / "events.lance")
     config.write_text(f'[table]\nuri = "{uri}"\nappend_only = true\ncolumns = {{ n = "int64" }}\n')
     (tmp_path / "a.csv").write_text("n\n1\n1\n")
@@ -278,12 +268,7 @@ class Writers:
 
 
 def test_beside_a_daemon_that_commits_all_the_time(
-    cli: Callable[..., Any],
-    small_config: Callable[..., Path],
-    serve: Callable[..., Any],
-    made: Made,
-    tmp_path: Path,
-    uri: str,
+    cli: Cli, small_config: SmallConfig, serve: Serve, made: Made, tmp_path: Path, uri: str
 ) -> None:
     """Each key shows the loaded row, or a newer acknowledged write: never a write from before the load, and never the
     loaded row instead of a write that was acknowledged after the load.
@@ -326,9 +311,7 @@ def test_beside_a_daemon_that_commits_all_the_time(
     assert running.errors == []
 
 
-def test_a_daemon_waits_for_a_load_and_goes_on(
-    small_config: Callable[..., Path], serve: Callable[..., Any], made: Made, uri: str
-) -> None:
+def test_a_daemon_waits_for_a_load_and_goes_on(small_config: SmallConfig, serve: Serve, made: Made, uri: str) -> None:
     running, endpoint = serve(small_config(commit={"interval": "100ms"}, log={"level": "info"}))
     store, clock = wal.open_store(uri), wal.SystemClock()
     with memwal.connect(endpoint) as table:
@@ -345,12 +328,7 @@ def test_a_daemon_waits_for_a_load_and_goes_on(
 
 
 def test_two_processes_with_one_token(
-    cli: Callable[..., Any],
-    small_config: Callable[..., Path],
-    open_small: Callable[..., Any],
-    made: Made,
-    tmp_path: Path,
-    uri: str,
+    cli: Cli, small_config: SmallConfig, open_small: OpenSmall, made: Made, tmp_path: Path, uri: str
 ) -> None:
     config = small_config()
     open_small().close()
@@ -367,12 +345,7 @@ def test_two_processes_with_one_token(
 
 
 def test_lances_own_reader_and_lancedb_read_a_loaded_table(
-    cli: Callable[..., Any],
-    small_config: Callable[..., Path],
-    open_small: Callable[..., Any],
-    made: Made,
-    tmp_path: Path,
-    uri: str,
+    cli: Cli, small_config: SmallConfig, open_small: OpenSmall, made: Made, tmp_path: Path, uri: str
 ) -> None:
     """The marker of a load names a region that does not exist; Lance's planners ignore it."""
     config = small_config()
@@ -402,7 +375,7 @@ def test_lances_own_reader_and_lancedb_read_a_loaded_table(
     clean(uri)
 
 
-def test_on_s3(cli: Callable[..., Any], s3_table: S3Table, made: Made, tmp_path: Path) -> None:
+def test_on_s3(cli: Cli, s3_table: S3Table, made: Made, tmp_path: Path) -> None:
     """Table and files are on S3, with the same storage options."""
     uri, options = s3_table.uri, s3_table.storage_options
     place = uri.rpartition("/")[0]

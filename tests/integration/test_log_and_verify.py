@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,10 @@ from memwal.flush.history.actions import read_history
 from memwal.flush.verification.runner import verify_table
 from memwal.ingest.cli import backup as cli_backup
 from memwal.ingest.cli import log as cli_log
-from memwal.ingest.cli.app import main
 from memwal.ingest.cli.command import Call, CommandConsole
 from memwal.ingest.settings.load import load
 from memwal.wal import open_store
-from tests.conftest import INDEXES, SCHEMA
+from tests.conftest import INDEXES, SCHEMA, Cli, SmallConfig
 
 QUIET = {"commit": {"interval": "0s"}, "gc": {"interval": "0s"}}
 
@@ -49,34 +47,19 @@ def filled(tmp_path_factory: pytest.TempPathFactory, made: Any) -> Path:
 
 
 @pytest.fixture
-def config(filled: Path, uri: str, small_config: Callable[..., Path]) -> Path:
+def config(filled: Path, uri: str, small_config: SmallConfig) -> Path:
     """Return the configuration of a copy of the filled table."""
     shutil.copytree(filled, uri)
     return small_config()
 
 
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Run the command in this process; return its exit code, output and errors."""
-
-    def command(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["memwal", *map(str, arguments)])
-        monkeypatch.setenv("COLUMNS", "120")
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capsys.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return command
-
-
 # ---- log -----------------------------------------------------------------------------------------------------------
 
 
-def test_log_tells_every_version_newest_first(run: Callable[..., Any], config: Path, uri: str) -> None:
-    code, out, err = run("log", config)
-    assert (code, err) == (0, "")
-    lines = [line for line in out.splitlines() if line[:8].strip().isdigit()]
+def test_log_tells_every_version_newest_first(cli: Cli, config: Path, uri: str) -> None:
+    ran = cli("log", config)
+    assert (ran.code, ran.err) == (0, "")
+    lines = [line for line in ran.out.splitlines() if line[:8].strip().isdigit()]
     newest = lance.dataset(uri).version
     assert [int(line.split()[0]) for line in lines] == list(range(newest, 0, -1))
     (commit,) = (at for at, line in enumerate(lines) if "insert 10, update 5 rows; commit generation" in line)
@@ -95,26 +78,26 @@ def test_log_fits_the_terminal(config: Path, uri: str, width: int) -> None:
     assert "…" not in text.getvalue()
 
 
-def test_log_as_json_and_with_a_limit(run: Callable[..., Any], config: Path, uri: str) -> None:
-    code, out, _ = run("log", config, "--json", "--limit", "3")
-    told = json.loads(out)
-    assert (code, len(told["versions"])) == (0, 3)
+def test_log_as_json_and_with_a_limit(cli: Cli, config: Path, uri: str) -> None:
+    ran = cli("log", config, "--json", "--limit", "3")
+    told = json.loads(ran.out)
+    assert (ran.code, len(told["versions"])) == (0, 3)
     assert told["older"] == lance.dataset(uri).version - 3
-    everything = json.loads(run("log", config, "--json")[1])["versions"]
+    everything = json.loads(cli("log", config, "--json").out)["versions"]
     committed = [each for version in everything for each in version["actions"] if each["action"] == "commit"]
     assert {each["name"] for each in committed} == {"bucket-0", "bucket-1"}
     assert {(each["first"], each["last"]) for each in committed} >= {(1, 1)}
     assert [each["version"] for each in everything] == sorted((each["version"] for each in everything), reverse=True)
     assert {"time", "rows", "fragments", "bytes", "operation", "part_of"} <= everything[0].keys()
-    assert "older versions; --limit" in run("log", config, "--limit", "3")[1]
+    assert "older versions; --limit" in cli("log", config, "--limit", "3").out
 
 
-def test_diff_counts_and_names_keys(run: Callable[..., Any], config: Path, uri: str) -> None:
-    versions = json.loads(run("log", config, "--json")[1])["versions"]
+def test_diff_counts_and_names_keys(cli: Cli, config: Path, uri: str) -> None:
+    versions = json.loads(cli("log", config, "--json").out)["versions"]
     before = next(each["version"] for each in versions if each["rows"] == 30)
-    code, out, _ = run("log", config, "--diff", before, lance.dataset(uri).version, "--keys", "3", "--json")
-    told = json.loads(out)
-    assert code == 0
+    ran = cli("log", config, "--diff", before, lance.dataset(uri).version, "--keys", "3", "--json")
+    told = json.loads(ran.out)
+    assert ran.code == 0
     assert {name: told[name] for name in ("added", "removed", "changed", "same")} == {
         "added": 10,
         "removed": 2,
@@ -123,56 +106,52 @@ def test_diff_counts_and_names_keys(run: Callable[..., Any], config: Path, uri: 
     }
     assert sorted(each["id"] for each in told["keys"]["removed"]) == [0, 1]
     assert len(told["keys"]["added"]) == 3
-    shown = run("log", config, "--diff", before, lance.dataset(uri).version, "--keys", "1")[1]
+    shown = cli("log", config, "--diff", before, lance.dataset(uri).version, "--keys", "1").out
     assert "changed columns: name (5)" in shown
     assert ", …" in shown
-    assert "keys" not in run("log", config, "--diff", before, before)[1]
+    assert "keys" not in cli("log", config, "--diff", before, before).out
 
 
 @pytest.mark.parametrize("command", [["log"], ["log", "--diff", "1", "2"], ["verify"]])
 def test_a_table_that_is_not_there_is_one_line_and_exit_code_2(
-    run: Callable[..., Any], small_config: Callable[..., Path], command: list[str], uri: str
+    cli: Cli, small_config: SmallConfig, command: list[str], uri: str
 ) -> None:
-    code, out, err = run(command[0], small_config(), *command[1:])
-    assert (code, out) == (2, "")
-    assert err == f"memwal: {uri}: no Lance table is there; correct table.uri\n"
+    ran = cli(command[0], small_config(), *command[1:])
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err == f"memwal: {uri}: no Lance table is there; correct table.uri\n"
     assert not Path(uri).exists()
 
 
-def test_a_version_that_is_not_kept_is_one_line_and_exit_code_2(
-    run: Callable[..., Any], config: Path, uri: str
-) -> None:
-    code, _, err = run("log", config, "--diff", "1", "99")
+def test_a_version_that_is_not_kept_is_one_line_and_exit_code_2(cli: Cli, config: Path, uri: str) -> None:
+    ran = cli("log", config, "--diff", "1", "99")
     newest = lance.dataset(uri).version
-    assert (code, err) == (2, f"memwal: version 99 of {uri} does not exist; existing versions: 1–{newest}\n")
+    assert (ran.code, ran.err) == (2, f"memwal: version 99 of {uri} does not exist; existing versions: 1–{newest}\n")
 
 
 # ---- verify --------------------------------------------------------------------------------------------------------
 
 
-def test_verify_of_a_sound_table(run: Callable[..., Any], config: Path) -> None:
-    code, out, err = run("verify", config)
-    assert (code, err) == (0, "")
-    assert out.startswith("clean: version ")
-    assert "no rows read (--deep reads them)" in out
-    code, out, _ = run("verify", config, "--deep")
-    assert (code, "--deep" in out) == (0, False)
-    told = json.loads(run("verify", config, "--json")[1])
+def test_verify_of_a_sound_table(cli: Cli, config: Path) -> None:
+    ran = cli("verify", config)
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out.startswith("clean: version ")
+    assert "no rows read (--deep reads them)" in ran.out
+    ran = cli("verify", config, "--deep")
+    assert (ran.code, "--deep" in ran.out) == (0, False)
+    told = json.loads(cli("verify", config, "--json").out)
     assert (told["clean"], told["findings"], told["regions"]) == (True, [], 2)
 
 
-def test_verify_of_a_damaged_table_says_what_where_and_how_to_mend_it(
-    run: Callable[..., Any], config: Path, uri: str
-) -> None:
+def test_verify_of_a_damaged_table_says_what_where_and_how_to_mend_it(cli: Cli, config: Path, uri: str) -> None:
     filter_file = next(Path(uri).glob("_mem_wal/*/*_gen_3/bloom_filter.bin"))
     filter_file.unlink()
-    code, out, err = run("verify", config)
-    assert (code, err) == (1, "")
-    first, summary = out.splitlines()
+    ran = cli("verify", config)
+    assert (ran.code, ran.err) == (1, "")
+    first, summary = ran.out.splitlines()
     where = filter_file.relative_to(uri)
     assert first == f"bloom  {where}: it is missing; restore the directory from a backup"
     assert summary.startswith("1 finding: version ")
-    told = json.loads(run("verify", config, "--json")[1])
+    told = json.loads(cli("verify", config, "--json").out)
     assert told["clean"] is False
     assert told["findings"] == [
         {

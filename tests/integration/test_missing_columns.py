@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from threading import Barrier, Thread
@@ -17,7 +17,6 @@ import pytest
 import memwal
 from memwal.flush import BaseTable
 from memwal.ingest.errors import Invalid
-from memwal.ingest.service.daemon.service import FlightService
 from memwal.ingest.service.rpc.connection import Connection
 from memwal.ingest.settings.load import load
 from memwal.ingest.spark.pipeline.checks import find_problems, written_schema
@@ -28,6 +27,7 @@ from memwal.ingest.spark.source.whole_input import by_region
 from tests.integration.test_router import Pair
 from tests.messages import raises
 from tests.routed import placed, shuffled
+from tests.ways import entered, served
 
 SCHEMA = pa.schema(
     [
@@ -39,12 +39,6 @@ SCHEMA = pa.schema(
 )
 ONE = {"id": 1, "text": "one", "price": 10, "vector": [1.0, 0.0]}
 TWO = {"id": 2, "text": "two", "price": 20, "vector": [0.0, 1.0]}
-
-
-@pytest.fixture
-def ends() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
 
 
 @pytest.fixture
@@ -61,12 +55,7 @@ def made(tmp_path: Path, ends: ExitStack) -> Callable[..., Any]:
             config = tmp_path / "t.toml"
             config.write_text(f'[table]\nuri = "{uri}"\n[commit]\ninterval = "0s"\n')
             return ends.enter_context(memwal.connect(Pair(config, ends).endpoints))
-        ends.enter_context(table)
-        if way == "embedded":
-            return table
-        service = FlightService(table._engine, "grpc://127.0.0.1:0")
-        ends.callback(service.shutdown)
-        return ends.enter_context(memwal.connect(f"grpc://127.0.0.1:{service.port}"))
+        return entered(way, ends.enter_context(table), ends)
 
     return create
 
@@ -197,6 +186,8 @@ def test_a_required_column_may_be_kept_and_not_be_null(tmp_path: Path) -> None:
             table.put([{"id": 1, "price": 2}], missing="null")
         with raises(Invalid):
             table.put([{"id": 2, "price": 2}], missing="keep")
+        with raises(Invalid):
+            table.put([{"id": 1, "must": None}], missing="keep")
         table.put([{"id": 1, "price": 2}], missing="keep")
         assert found(table) == {1: {**ONE, "price": 2, "must": 7}}
 
@@ -228,16 +219,11 @@ def test_values_of_a_row_that_has_expired_are_not_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize("missing", [None, "null", "keep"])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_column_that_a_caller_does_not_know_is_kept(
-    way: str, missing: Any, made: Callable[..., Any], tmp_path: Path
+    way: str, missing: Any, made: Callable[..., Any], ends: ExitStack, tmp_path: Path
 ) -> None:
     table = made(way)
     lance.dataset(tmp_path / "t.lance").add_columns(pa.field("grade", pa.int64()))
-    if way == "embedded":
-        service = FlightService(table._engine, "grpc://127.0.0.1:0")
-        endpoint = f"grpc://127.0.0.1:{service.port}"
-    else:
-        service, endpoint = None, table._engine.endpoint
-    with memwal.connect(endpoint) as other:
+    with memwal.connect(served(table, ends) if way == "embedded" else table.endpoint) as other:
         other.put([{**ONE, "grade": 1}, {**TWO, "grade": 2}])
     table.put([{**ONE, "price": 11}], missing=missing)  # all columns that the table had when it was opened
     assert found(table) == {1: {**ONE, "price": 11, "grade": 1}, 2: {**TWO, "grade": 2}}
@@ -249,8 +235,6 @@ def test_a_column_that_a_caller_does_not_know_is_kept(
     else:
         table.put([ONE], missing=missing)
     assert found(table)[1]["grade"] == (None if missing == "null" else 7)
-    if service is not None:
-        service.shutdown()
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -268,7 +252,7 @@ def test_a_column_that_was_dropped_is_not_missing(way: str, made: Callable[..., 
 def test_a_client_that_says_nothing_of_missing_columns_means_nulls(made: Callable[..., Any]) -> None:
     """Clients of protocol 1.0 send requests without this field."""
     table = made("flight")
-    connection = Connection(table._engine.endpoint)
+    connection = Connection(table.endpoint)
     request = {"op": "write", "delete": False, "durable": True, "token": None}
     connection.write(pa.table({"id": [1], "price": [11]}), request)
     assert found(table)[1] == {"id": 1, "text": None, "price": 11, "vector": None}
@@ -281,14 +265,13 @@ def test_a_client_that_says_nothing_of_missing_columns_means_nulls(made: Callabl
 
 def test_a_stream_of_a_region_keeps_what_it_does_not_name(made: Callable[..., Any]) -> None:
     table = made("flight")
-    engine = table._engine
     for number, nulls in enumerate([(), ("vector",)]):
         rows = pa.table({"id": [1, 2], "price": [100 + number, 200 + number]})
-        buckets = engine.splitter.buckets(rows)
-        for bucket, region in enumerate(engine.router.regions):
+        buckets = table.splitter.buckets(rows)
+        for bucket, region in enumerate(table.router.regions):
             mine = rows.filter(pa.array(buckets == bucket))
             token, columns = memwal.Token("query", number), ["id", "price"]
-            stream = engine.open_stream(UUID(region), token, columns=columns, rows=mine.num_rows, nulls=nulls)
+            stream = table.open_stream(UUID(region), token, columns=columns, rows=mine.num_rows, nulls=nulls)
             for batch in mine.to_batches():
                 stream.write(batch)
             stream.finish()
@@ -305,8 +288,8 @@ def test_a_stream_of_a_region_keeps_what_it_does_not_name(made: Callable[..., An
 def sent(made: Callable[..., Any], tmp_path: Path) -> Callable[..., Any]:
     """Create a table and send micro-batches to its daemon as the sink does, without Spark; return its rows."""
     table, uri = made("flight"), str(tmp_path / "t.lance")
-    regions = tuple(UUID(region) for region in table._engine.router.regions)
-    endpoint, numbers = table._engine.endpoint, iter(range(100))
+    regions = tuple(UUID(region) for region in table.router.regions)
+    endpoint, numbers = table.endpoint, iter(range(100))
 
     def send(rows: pa.Table, missing: Any, known: Any = SCHEMA.names) -> dict[int, Any]:
         routed = shuffled(list(RouteTask(uri, ())(iter([placed(rows)]))))

@@ -9,16 +9,12 @@ import socket
 import ssl
 import sys
 import urllib.error
-from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pyarrow.flight as flight
 import pyarrow.parquet as pq
 import pytest
-import trustme
 
 import memwal
 from memwal import wal
@@ -28,8 +24,9 @@ from memwal.ingest.service.rpc import tls
 from memwal.ingest.service.rpc.credentials import Access
 from memwal.ingest.service.rpc.guard import Guard
 from memwal.ingest.settings.load import load
+from tests.certificates import Certificates, Pair
 from tests.cluster import start_daemon
-from tests.conftest import PATIENCE
+from tests.conftest import PATIENCE, Cli, SmallConfig, Start, WaitUntil
 from tests.integration.test_http_edge import fetch
 from tests.messages import raises
 from tests.s3_server import free_ports
@@ -37,68 +34,10 @@ from tests.spark_cluster import quick
 
 REGIONS = 4
 QUIET = {"commit": {"interval": "0s"}, "gc": {"interval": "0s"}}
-Pair = tuple[str, str]
-
-
-@dataclass(frozen=True)
-class Certificates:
-    """PEM files: the server's authority, a separate authority for clients, and the certificates that they signed."""
-
-    place: Path
-    server_ca: Path
-    client_ca: Path
-    server: Pair
-    client: Pair
-    expired: Pair
-    stranger: Pair
-    """A certificate signed by another authority."""
-
-    @property
-    def daemon(self) -> dict[str, str]:
-        """Return the settings of [daemon]."""
-        names = ("tls_cert", "tls_key", "tls_client_cert", "tls_client_key", "tls_ca", "tls_client_ca")
-        return dict(zip(names, (*self.server, *self.client, str(self.server_ca), str(self.client_ca)), strict=True))
-
-    def context(self, presented: Pair | None) -> ssl.SSLContext:
-        """Return the TLS context of an HTTP client."""
-        context = ssl.create_default_context(cafile=str(self.server_ca))
-        if presented is not None:
-            context.load_cert_chain(*presented)
-        return context
-
-
-@pytest.fixture
-def certificates(tmp_path: Path) -> Certificates:
-    servers, clients, retired, strangers = (trustme.CA() for _ in range(4))
-
-    def issued(authority: trustme.CA, name: str, **options: Any) -> Pair:
-        signed = authority.issue_cert("127.0.0.1", "localhost", **options)
-        paths = tmp_path / f"{name}.pem", tmp_path / f"{name}.key"
-        paths[0].write_bytes(b"".join(pem.bytes() for pem in signed.cert_chain_pems))
-        signed.private_key_pem.write_to_path(str(paths[1]))
-        return str(paths[0]), str(paths[1])
-
-    past = {"not_before": datetime(2020, 1, 1, tzinfo=UTC), "not_after": datetime(2020, 2, 1, tzinfo=UTC)}
-    servers.cert_pem.write_to_path(str(tmp_path / "server_ca.pem"))
-    # Two authorities in one file, as while the clients' authority is replaced.
-    (tmp_path / "client_ca.pem").write_bytes(retired.cert_pem.bytes() + clients.cert_pem.bytes())
-    return Certificates(
-        tmp_path,
-        tmp_path / "server_ca.pem",
-        tmp_path / "client_ca.pem",
-        issued(servers, "server"),
-        issued(clients, "client"),
-        issued(clients, "expired", **past),
-        issued(strangers, "stranger"),
-    )
 
 
 def test_a_client_is_let_in_by_its_certificate_alone_and_told_why_not(
-    small_config: Callable[..., Path],
-    start: Callable[..., Any],
-    certificates: Certificates,
-    made: Any,
-    cli: Callable[..., Any],
+    small_config: SmallConfig, start: Start, certificates: Certificates, made: Any, cli: Cli
 ) -> None:
     config = small_config(daemon={"http_port": 0, **certificates.daemon}, **QUIET)
     running = start([sys.executable, "-m", "memwal.ingest.cli.app", "serve", str(config)])
@@ -155,15 +94,11 @@ async def _counted(endpoint: str, certificates: Certificates) -> int:
 
 
 def test_daemons_hand_over_to_each_other(
-    small_config: Callable[..., Path],
-    start: Callable[..., Any],
-    certificates: Certificates,
-    made: Any,
-    wait_until: Callable[..., Any],
+    small_config: SmallConfig, start: Start, certificates: Certificates, made: Any, wait_until: WaitUntil
 ) -> None:
     endpoints = _spread(2)
-    names = ("tls_cert", "tls_key", "tls_ca")  # a daemon uses its certificate as a client too
-    daemon = {name: certificates.daemon[name] for name in names} | {"tls_client_ca": str(certificates.server_ca)}
+    # a daemon uses its certificate as a client too
+    daemon = {**certificates.server_only, "tls_client_ca": str(certificates.server_ca)}
     config = small_config(regions={"count": REGIONS}, daemon={**daemon, "endpoints": endpoints}, **QUIET)
     first, second = (start_daemon(start, config, endpoint) for endpoint in endpoints)
     for running in (first, second):
@@ -183,7 +118,7 @@ def test_daemons_hand_over_to_each_other(
 
 
 def test_a_daemon_tells_why_it_cannot_look_at_its_peer_and_leaves_it_its_regions_at_first(
-    small_config: Callable[..., Path], start: Callable[..., Any], certificates: Certificates
+    small_config: SmallConfig, start: Start, certificates: Certificates
 ) -> None:
     """A peer that rejects the certificate counts as alive: its regions are not taken over like
     those of an ended peer.
@@ -205,7 +140,7 @@ def test_a_daemon_tells_why_it_cannot_look_at_its_peer_and_leaves_it_its_regions
 
 
 def test_daemons_on_spark_and_the_sink_on_its_executors_present_theirs(
-    small_config: Callable[..., Path], certificates: Certificates, tmp_path: Path, made: Any, cli: Callable[..., Any]
+    small_config: SmallConfig, certificates: Certificates, tmp_path: Path, made: Any, cli: Cli
 ) -> None:
     (tmp_path / "in").mkdir()
     pq.write_table(made.table(range(40)), tmp_path / "in" / "0.parquet")
@@ -246,13 +181,13 @@ def test_who_takes_a_connection_and_does_not_answer_lives(listens: bool, monkeyp
         {"tls_client_key": "a.pem"},
     ],
 )
-def test_settings_that_do_not_fit_together(daemon: dict[str, Any], small_config: Callable[..., Path]) -> None:
+def test_settings_that_do_not_fit_together(daemon: dict[str, Any], small_config: SmallConfig) -> None:
     with raises(memwal.Invalid):
         load(small_config(daemon=daemon), {})
 
 
 def test_files_are_checked_before_anything_is_claimed(
-    small_config: Callable[..., Path], certificates: Certificates, cli: Callable[..., Any], uri: str
+    small_config: SmallConfig, certificates: Certificates, cli: Cli, uri: str
 ) -> None:
     broken = certificates.place / "broken.pem"
     broken.write_text("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
@@ -277,14 +212,13 @@ def test_files_are_checked_before_anything_is_claimed(
         assert not Path(uri).exists()
 
 
-def test_what_a_process_presents(small_config: Callable[..., Path], certificates: Certificates) -> None:
+def test_what_a_process_presents(small_config: SmallConfig, certificates: Certificates) -> None:
     settings = load(small_config(daemon=certificates.daemon), {})
     tls = Access.of(settings).options({})["tls"]
     assert tls.certificate == Path(certificates.client[0]).read_bytes()
     assert "PRIVATE" not in repr(tls)
     assert "BEGIN" not in repr(Guard.of(settings.daemon, {}))
-    plain = {name: certificates.daemon[name] for name in ("tls_cert", "tls_key", "tls_ca")}
-    assert Access.of(load(small_config(daemon=plain), {})).options({})["tls"].certificate is None
+    assert Access.of(load(small_config(daemon=certificates.server_only), {})).options({})["tls"].certificate is None
 
 
 def _spread(daemons: int) -> list[str]:

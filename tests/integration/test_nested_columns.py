@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 import memwal
 import memwal.flush.sst.data
-from memwal.ingest.service.daemon.service import FlightService
+from tests.ways import entered
 
 INNER = pa.struct([("a", pa.int64()), ("text", pa.string()), ("yes", pa.bool_())])
 OUTER = pa.struct([("inner", INNER), ("x", pa.int32())])
@@ -164,19 +165,15 @@ def test_decimals_that_were_replayed_are_flushed(tmp_path: Path, wal_format: str
 
 
 @pytest.mark.parametrize("wal_format", ["lance", "arrow"])
-def test_decimals_come_through_a_daemon(tmp_path: Path, wal_format: str) -> None:
+def test_decimals_come_through_a_daemon(tmp_path: Path, wal_format: str, ends: ExitStack) -> None:
     settings = {"commit": {"interval": 0}, "wal": {"format": wal_format}}
     rows = prices(0, 200)
-    with memwal.open(tmp_path / "t.lance", schema=PRICES, key="id", regions=2, settings=settings) as table:
-        service = FlightService(table, "grpc://127.0.0.1:0")
-        try:
-            with memwal.connect(f"grpc://127.0.0.1:{service.port}") as client:
-                for start in range(0, 200, 13):
-                    client.put(rows.slice(start, 13))
-                dear = [row for row in rows.to_pylist() if (row["price"] or 0) >= 7]
-                assert by_id(client, filter="price >= 7") == dear
-                client.flush()
-                client.commit()
-                assert by_id(client, level="committed") == rows.to_pylist()
-        finally:
-            service.shutdown()
+    table = memwal.open(tmp_path / "t.lance", schema=PRICES, key="id", regions=2, settings=settings)
+    client = entered("flight", ends.enter_context(table), ends)
+    for start in range(0, 200, 13):
+        client.put(rows.slice(start, 13))
+    dear = [row for row in rows.to_pylist() if (row["price"] or 0) >= 7]
+    assert by_id(client, filter="price >= 7") == dear
+    client.flush()
+    client.commit()
+    assert by_id(client, level="committed") == rows.to_pylist()

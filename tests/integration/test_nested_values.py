@@ -3,13 +3,12 @@
 Each seed draws a schema from the types that `memtable.schema` allows, up to four levels deep, and rows with
 nulls, empty lists and NaN at every depth. The draw is skewed per put: whole puts of nulls or of empty lists, and
 deletes in between, make the pages of one column differ. After every step the rows are compared with a dict, at the
-level that the step has brought them to. MEMWAL_NESTED_SEEDS: number of seeds.
+level that the step has brought them to.
 """
 
 from __future__ import annotations
 
 import decimal
-import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,8 +24,9 @@ from memwal import wal
 from memwal.flush.sst import data, files
 from memwal.flush.verification.runner import verify_table
 from memwal.memtable import schema as schemas
+from tests.conftest import extent
 
-SEEDS = int(os.environ.get("MEMWAL_NESTED_SEEDS", "12"))
+SEEDS = extent(8, 60)
 FIXED: list[pa.DataType] = [
     pa.bool_(),
     pa.int8(),

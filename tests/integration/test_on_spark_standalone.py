@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import memwal
-from tests.conftest import Ran, Running, toml
+from tests.conftest import Cli, Running, SmallConfig, Start, WaitUntil, toml
 from tests.s3_server import free_ports
 from tests.spark_cluster import HOSTS, SparkCluster, quick
 
@@ -52,7 +52,7 @@ def config(cluster: SparkCluster, tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def command(start: Callable[..., Running], tmp_path: Path) -> Callable[..., Running]:
+def command(start: Start, tmp_path: Path) -> Callable[..., Running]:
     """Start a command of memwal in the directory of its configuration."""
     return lambda *words: start(
         [sys.executable, "-m", "memwal.ingest.cli.app", *map(str, words)], cwd=tmp_path, env=TOKEN
@@ -80,7 +80,7 @@ def test_a_worker_that_is_killed_costs_no_acked_row(
     config: Callable[..., Path],
     command: Callable[..., Running],
     tmp_path: Path,
-    wait_until: Callable[..., Any],
+    wait_until: WaitUntil,
 ) -> None:
     together = {"spark.cores.max": "4", "spark.scheduler.minRegisteredResourcesRatio": "1.0"}
     driver = command("serve", config(spark=together), "--on-spark", "2")
@@ -108,15 +108,22 @@ def test_a_worker_that_is_killed_costs_no_acked_row(
 
 
 def test_more_daemons_than_the_cluster_has_slots_is_one_line(
-    config: Callable[..., Path], cli: Callable[..., Ran], tmp_path: Path
+    config: Callable[..., Path], cli: Cli, tmp_path: Path
 ) -> None:
     ran = cli("serve", config(spark={"spark.cores.max": "4"}), "--on-spark", "5", cwd=tmp_path, env=TOKEN, process=True)
     assert (ran.code, len(ran.error_lines), ran.out) == (2, 1, "")
     assert "daemon.on_spark: 5 daemons need 5 slots at the same time, and Spark at spark://127.0.0.1" in ran.err
 
 
+def test_an_address_that_others_reach_needs_protection(small_config: SmallConfig, cli: Cli) -> None:
+    config = small_config(daemon={"host": "0.0.0.0", "port": 1}, source={"spark": quick("local[3]")})
+    ran = cli("serve", config, "--on-spark", "3")
+    assert (ran.code, len(ran.error_lines), ran.out) == (2, 1, "")
+    assert "daemon.host: 0.0.0.0 is not a loopback address" in ran.err
+
+
 def test_a_cluster_that_has_no_room_for_an_executor_is_one_line(
-    config: Callable[..., Path], cli: Callable[..., Ran], tmp_path: Path
+    config: Callable[..., Path], cli: Cli, tmp_path: Path
 ) -> None:
     too_large = {"spark.executor.memory": "64g", "spark.scheduler.maxRegisteredResourcesWaitingTime": "1s"}
     (tmp_path / "in").mkdir()
@@ -127,9 +134,7 @@ def test_a_cluster_that_has_no_room_for_an_executor_is_one_line(
 
 
 @pytest.mark.parametrize("words", [("serve", "--on-spark", "2"), ("run",)])
-def test_a_master_that_is_not_there_is_told_at_once(
-    cli: Callable[..., Ran], tmp_path: Path, words: tuple[str, ...]
-) -> None:
+def test_a_master_that_is_not_there_is_told_at_once(cli: Cli, tmp_path: Path, words: tuple[str, ...]) -> None:
     (port,) = free_ports(1)
     (tmp_path / "in").mkdir()
     master = f"spark://127.0.0.1:{port}"
@@ -146,9 +151,9 @@ def test_a_stream_outlives_executors_and_the_master_with_every_row_once(
     cluster: SparkCluster,
     config: Callable[..., Path],
     command: Callable[..., Running],
-    cli: Callable[..., Ran],
+    cli: Cli,
     tmp_path: Path,
-    wait_until: Callable[..., Any],
+    wait_until: WaitUntil,
 ) -> None:
     landing = tmp_path / "in"
     landing.mkdir()

@@ -23,8 +23,9 @@ import memwal
 from memwal.ingest.engine.api.reads import READS, Reads
 from memwal.ingest.engine.read import reader
 from memwal.ingest.service.client.scatter import merged, with_key
-from memwal.ingest.service.daemon.service import FlightService
+from tests.conftest import Cli
 from tests.messages import raises
+from tests.ways import entered
 
 LEVELS = ("committed", "flushed", "durable", "latest")
 SCHEMA = pa.schema(
@@ -101,15 +102,7 @@ def layered(request: pytest.FixtureRequest, uri: str) -> Iterator[tuple[Any, dic
         levels["flushed"] = dict(model)
         change(range(40, 80), 2, 4, 50, 61)
         levels["durable"] = levels["latest"] = dict(model)
-        way = request.param
-        if way == "storage":
-            yield opened.enter_context(memwal.open(uri, read_only=True)), levels
-        elif way == "flight":
-            service = FlightService(table, "grpc://127.0.0.1:0")
-            opened.callback(service.shutdown)
-            yield opened.enter_context(memwal.connect(f"grpc://127.0.0.1:{service.port}")), levels
-        else:
-            yield _Shares(table) if way == "shares" else table, levels
+        yield _Shares(table) if request.param == "shares" else entered(request.param, table, opened), levels
 
 
 # ---- order and offset ----------------------------------------------------------------------------------------------
@@ -371,37 +364,6 @@ def test_a_hybrid_search_takes_the_only_vector_column_without_an_index(layered: 
     assert {id: score for id, score in measured.items() if score is not None} == pytest.approx(expected, abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    "read",
-    [
-        lambda t: t.search("plain", [0.0] * 4, metric="cosin"),
-        lambda t: t.search("plain", [0.0] * 4, nprobes=0),
-        lambda t: t.search("plain", [0.0] * 4, refine_factor=1.5),
-        lambda t: t.search("plain", [0.0] * 4, distance_range=(2, 1)),
-        lambda t: t.search("plain", [0.0] * 4, distance_range=(math.nan, 1)),
-        lambda t: t.search("plain", [0.0] * 4, distance_range=5),
-        lambda t: t.search("plain", [0.0] * 4, offset=-1),
-        lambda t: t.search("body", [0.0] * 4),
-        lambda t: t.match("word", "zebra"),
-        lambda t: t.scan(order_by="plain").read_all(),
-        lambda t: t.scan(order_by="wrod").read_all(),
-        lambda t: t.scan(order_by=[]).read_all(),
-        lambda t: t.scan(order_by=[("x", "up")]).read_all(),
-        lambda t: t.search("plain", [0.0] * 4, 1 << 40),
-        lambda t: t.search("plain", [0.0] * 4, offset=1 << 40),
-        lambda t: t.search("plain", [0.0] * 4, refine_factor=1 << 33),
-        lambda t: t.scan(limit=1 << 63).read_all(),
-        lambda t: t.scan(limit=1, offset=1 << 63).read_all(),
-        lambda t: t.scan(limit=3, offset=2.0).read_all(),
-    ],
-)
-def test_a_wrong_argument_is_refused_in_one_line(
-    layered: tuple[Any, dict[str, Model]], read: Callable[[Any], Any]
-) -> None:
-    with raises(memwal.Invalid):
-        read(layered[0])
-
-
 def test_a_search_that_compares_every_row_of_a_large_table_is_logged_once(
     uri: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -423,7 +385,7 @@ def test_a_search_that_compares_every_row_of_a_large_table_is_logged_once(
 
 
 @pytest.fixture
-def asked(uri: str, tmp_path: Path, cli: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+def asked(uri: str, tmp_path: Path, cli: Cli) -> Iterator[Callable[..., Any]]:
     """Run `memwal query` on a table of 40 rows with a column "list price"; it prints JSON."""
     (path := tmp_path / "memwal.toml").write_text(f'[table]\nuri = "{uri}"\n')
     priced = SCHEMA.append(pa.field("list price", pa.int64()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -14,29 +13,22 @@ import pytest
 from datafusion import SessionContext
 
 import memwal
-from memwal.ingest.service.daemon.service import FlightService
+from tests.conftest import OpenSmall
 from tests.messages import raises
+from tests.ways import entered
 
 
 @pytest.fixture(params=["embedded", "flight", "storage"])
-def table(request: pytest.FixtureRequest, open_small: Callable[..., Any], made: Any) -> Iterator[Any]:
-    """Yield a table with 30 rows: 20 in the base, 5 of them newer in an SST, 10 in the log and the memtables."""
-    with ExitStack() as opened:
-        owner = opened.enter_context(open_small())
-        owner.put(made.rows(range(20)))
-        owner.flush()
-        owner.commit()
-        owner.put(made.rows(range(5), 1))
-        owner.flush()
-        owner.put(made.rows(range(20, 30)))
-        if request.param == "flight":
-            service = FlightService(owner, "grpc://127.0.0.1:0")
-            opened.callback(service.shutdown)
-            yield opened.enter_context(memwal.connect(f"grpc://127.0.0.1:{service.port}"))
-        elif request.param == "storage":
-            yield opened.enter_context(memwal.open(owner.base.uri, read_only=True))
-        else:
-            yield owner
+def table(request: pytest.FixtureRequest, open_small: OpenSmall, made: Any, ends: ExitStack) -> Any:
+    """Return a table with 30 rows: 20 in the base, 5 of them newer in an SST, 10 in the log and the memtables."""
+    owner = open_small()
+    owner.put(made.rows(range(20)))
+    owner.flush()
+    owner.commit()
+    owner.put(made.rows(range(5), 1))
+    owner.flush()
+    owner.put(made.rows(range(20, 30)))
+    return entered(request.param, owner, ends)
 
 
 def expected(made: Any) -> list[tuple[int, str]]:
@@ -85,7 +77,7 @@ def test_a_requested_schema_is_honoured(table: Any) -> None:
     assert pa.table(Asked()).schema.field("id").type == pa.int32()
 
 
-def test_rows_put_by_another_library(table: Any, open_small: Callable[..., Any]) -> None:
+def test_rows_put_by_another_library(table: Any, open_small: OpenSmall) -> None:
     """A put accepts the result of a read."""
     if not hasattr(table, "upkeep"):
         return
@@ -105,7 +97,7 @@ def test_a_table_has_a_length_and_is_always_true(table: Any) -> None:
     assert "\n" not in text
 
 
-def test_a_table_without_rows_is_true_and_gives_its_columns(open_small: Callable[..., Any]) -> None:
+def test_a_table_without_rows_is_true_and_gives_its_columns(open_small: OpenSmall) -> None:
     table = open_small()
     assert len(table) == 0
     assert table
@@ -115,7 +107,7 @@ def test_a_table_without_rows_is_true_and_gives_its_columns(open_small: Callable
 
 @pytest.mark.parametrize("library", ["pandas", "polars"])
 def test_a_library_that_is_missing_is_named(
-    open_small: Callable[..., Any], library: str, monkeypatch: pytest.MonkeyPatch
+    open_small: OpenSmall, library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = open_small().scan()
     monkeypatch.setitem(sys.modules, library, None)

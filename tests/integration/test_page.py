@@ -24,6 +24,7 @@ from memwal.ingest.spark.pipeline.metrics import RunMeter
 from memwal.ingest.spark.pipeline.pages import RunPages, RunSource
 from memwal.ingest.spark.sink.receipts import BatchReceipt, RegionReceipt
 from tests.cluster import Cluster, spread
+from tests.conftest import OpenSmall, SmallConfig, Start
 from tests.page_site import JSON, MARKUP, Looked, Site
 from tests.support.clock import FakeClock
 
@@ -32,7 +33,7 @@ URL = "metrics, health and status at"
 
 
 @pytest.fixture
-def daemon(start: Callable[..., Any], small_config: Callable[..., Path]) -> Callable[..., tuple[Any, str, str]]:
+def daemon(start: Start, small_config: SmallConfig) -> Callable[..., tuple[Any, str, str]]:
     """Start `memwal serve` for the small table; return the process, its endpoint and the URL of its page."""
 
     def serve(**sections: Mapping[str, Any]) -> tuple[Any, str, str]:
@@ -110,7 +111,7 @@ def test_paused_commits_look_paused_and_not_stuck(daemon: Callable[..., Any], lo
     view.picture("paused")
 
 
-def test_a_fenced_writer(daemon: Callable[..., Any], look: Look, made: Any, open_small: Callable[..., Any]) -> None:
+def test_a_fenced_writer(daemon: Callable[..., Any], look: Look, made: Any, open_small: OpenSmall) -> None:
     _, endpoint, url = daemon(commit={"interval": "0s"}, daemon={"claim_again": "1h"}, regions={"count": 2})
     table = memwal.connect(endpoint)
     table.put(made.rows(range(8)))
@@ -128,9 +129,7 @@ def test_a_fenced_writer(daemon: Callable[..., Any], look: Look, made: Any, open
     view.picture("fenced-phone")
 
 
-def test_a_dead_daemon_of_two(
-    small_config: Callable[..., Path], start: Callable[..., Any], look: Look, uri: str, made: Any
-) -> None:
+def test_a_dead_daemon_of_two(small_config: SmallConfig, start: Start, look: Look, uri: str, made: Any) -> None:
     endpoints = spread(2, 6)
     config = small_config(regions={"count": 6}, daemon={"endpoints": endpoints, "http_port": 0})
     cluster, urls = Cluster(uri, endpoints), {}
@@ -219,7 +218,7 @@ class FakeRun:
 
 
 @pytest.fixture
-def run(small_config: Callable[..., Path]) -> Iterator[FakeRun]:
+def run(small_config: SmallConfig) -> Iterator[FakeRun]:
     """Yield a run that has started, with a table of two regions at a daemon."""
     fake = FakeRun(load(small_config(commit={"interval": "30s"}, dlq={"mode": "table"}), {}))
     fake.pages.health.release("starting")
@@ -322,7 +321,7 @@ def test_regions_of_a_dead_daemon_are_not_green(run: FakeRun, look: Look) -> Non
 
 
 def test_what_users_stored_is_shown_as_text(
-    site: Callable[..., Site], open_small: Callable[..., Any], made: Any, look: Look
+    site: Callable[..., Site], open_small: OpenSmall, made: Any, look: Look
 ) -> None:
     table = open_small()
     table.put(made.rows(range(10)))
@@ -351,7 +350,7 @@ def test_what_users_stored_is_shown_as_text(
 
 
 def test_the_query_box_searches_by_words_and_by_a_row(
-    site: Callable[..., Site], open_small: Callable[..., Any], made: Any, look: Look
+    site: Callable[..., Site], open_small: OpenSmall, made: Any, look: Look
 ) -> None:
     table = open_small()
     table.put(made.rows(range(40)))
@@ -394,7 +393,7 @@ def test_empty_tables_say_what_they_lack(site: Callable[..., Site], tmp_path: Pa
 
 
 def test_requests_to_storage_are_shown_where_they_are_counted(
-    site: Callable[..., Site], open_small: Callable[..., Any], look: Look, monkeypatch: pytest.MonkeyPatch
+    site: Callable[..., Site], open_small: OpenSmall, look: Look, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pages = site(open_small())
     show = pages.source.show
@@ -414,7 +413,7 @@ def test_requests_to_storage_are_shown_where_they_are_counted(
 
 
 def test_a_page_too_many_asks_every_few_seconds(
-    site: Callable[..., Site], open_small: Callable[..., Any], look: Look, monkeypatch: pytest.MonkeyPatch
+    site: Callable[..., Site], open_small: OpenSmall, look: Look, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("memwal.ingest.service.ops.live_server.READERS", 0)
     view = look(site(open_small()).url, expected=("503",))
@@ -423,7 +422,7 @@ def test_a_page_too_many_asks_every_few_seconds(
 
 
 def test_the_token_is_asked_for_and_kept_for_the_tab(
-    site: Callable[..., Site], open_small: Callable[..., Any], look: Look
+    site: Callable[..., Site], open_small: OpenSmall, look: Look
 ) -> None:
     """The page is opened before the table, and detects the table."""
     pages = site(token="of the daemon")
@@ -449,7 +448,7 @@ def test_the_token_is_asked_for_and_kept_for_the_tab(
 
 
 def test_the_page_has_names_for_screen_readers_and_works_by_keyboard(
-    site: Callable[..., Site], open_small: Callable[..., Any], look: Look
+    site: Callable[..., Site], open_small: OpenSmall, look: Look
 ) -> None:
     view = look(site(open_small()).url)
     view.until("!document.querySelector('#query').hidden")

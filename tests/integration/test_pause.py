@@ -16,7 +16,7 @@ import pytest
 
 import memwal
 from memwal.ingest.service.rpc.guard import Guard
-from tests.conftest import Running, small_sections, toml, wait_until
+from tests.conftest import Cli, OpenSmall, Running, SmallConfig, Start, small_sections, toml, wait_until
 from tests.integration.test_roles import ENV, SETTINGS, TOKENS
 from tests.page_site import JSON, Site
 
@@ -24,7 +24,7 @@ PATHS = ("/pause", "/resume", "/flush", "/commit")
 
 
 @pytest.fixture
-def guarded(site: Callable[..., Site], open_small: Callable[..., Any], made: Any) -> tuple[Any, Site]:
+def guarded(site: Callable[..., Site], open_small: OpenSmall, made: Any) -> tuple[Any, Site]:
     """Serve a table with rows in memtables, with pages that require tokens with roles."""
     table = open_small()
     table.put(made.rows(range(12)))
@@ -132,10 +132,13 @@ def test_flush_and_commit_over_http_say_what_was_done(
 def test_who_asks_for_a_commit_while_one_runs_gets_its_answer(guarded: tuple[Any, Site]) -> None:
     table, site = guarded
     table.flush()
-    engine, answers, server = table._engine, list[Any](), site.server._runner.server
-    asking = [threading.Thread(target=lambda: answers.append(site.ask("POST", "/commit", **as_role("admin"))))]
-    asking.append(threading.Thread(target=asking[0]._target))  # type: ignore[attr-defined]
-    with engine._commits._one_at_a_time:  # the table itself is committing
+    answers, server = list[Any](), site.server._runner.server
+
+    def ask() -> None:
+        answers.append(site.ask("POST", "/commit", **as_role("admin")))
+
+    asking = [threading.Thread(target=ask) for _ in range(2)]
+    with table._commits._one_at_a_time:  # the table itself is committing
         for number, thread in enumerate(asking, 1):
             thread.start()
             wait_until(lambda number=number: server.requests_count == number)
@@ -176,7 +179,7 @@ def test_a_second_pause_and_a_second_resume_say_so(guarded: tuple[Any, Site]) ->
 
 
 def test_paused_is_said_by_page_readiness_metrics_and_status(
-    guarded: tuple[Any, Site], cli: Callable[..., Any], small_config: Callable[..., Path]
+    guarded: tuple[Any, Site], cli: Cli, small_config: SmallConfig
 ) -> None:
     table, site = guarded
     config = small_config()
@@ -184,7 +187,7 @@ def test_paused_is_said_by_page_readiness_metrics_and_status(
     out = cli("pause", config, "--commits", "--reason", "the table is rewritten").out
     assert "commits are paused since" in out
     assert "memwal resume CONFIG --commits" in out
-    wait_until(table._engine.pauses.recent)
+    wait_until(table.pauses.recent)
     status, _, ready = site.ask("GET", "/health/readyz", **as_role("read"))
     assert (status, ready["ready"], ready["paused"]["commits"]["reason"]) == (200, True, "the table is rewritten")
     health = site.ask("GET", "/live", **as_role("read"))[2]["health"]
@@ -207,9 +210,7 @@ def test_paused_is_said_by_page_readiness_metrics_and_status(
     assert json.loads(cli("status", config, "--json").out)["paused"] == {}
 
 
-def test_a_pause_of_a_table_that_does_not_exist_is_refused(
-    cli: Callable[..., Any], small_config: Callable[..., Path]
-) -> None:
+def test_a_pause_of_a_table_that_does_not_exist_is_refused(cli: Cli, small_config: SmallConfig) -> None:
     for command in ("pause", "resume"):
         ran = cli(command, small_config())
         assert (ran.code, len(ran.error_lines)) == (2, 1)
@@ -231,7 +232,7 @@ def got(url: str, path: str) -> Any:
 
 
 def test_a_daemon_commits_nothing_by_itself_while_paused_also_after_a_restart(
-    start: Callable[..., Running], small_config: Callable[..., Path], made: Any
+    start: Start, small_config: SmallConfig, made: Any
 ) -> None:
     config = small_config(daemon={"http_port": 0}, commit={"interval": "500ms"}, log={"level": "info"})
 
@@ -269,7 +270,7 @@ def test_a_daemon_commits_nothing_by_itself_while_paused_also_after_a_restart(
 class Run:
     """A `memwal run` of small files, one per micro-batch, so that its source always has more."""
 
-    def __init__(self, home: Path, start: Callable[..., Running]) -> None:
+    def __init__(self, home: Path, start: Start) -> None:
         self.config, self._source, self._start = home / "run.toml", home / "source", start
         self._source.mkdir()
         sections = small_sections(str(home / "t.lance"))
@@ -309,9 +310,7 @@ class Run:
         return max(int(file.name) for file in (self.checkpoint / folder).iterdir() if file.name.isdecimal())
 
 
-def test_a_paused_run_begins_no_micro_batch_until_it_is_resumed(
-    tmp_path: Path, start: Callable[..., Running], cli: Callable[..., Any]
-) -> None:
+def test_a_paused_run_begins_no_micro_batch_until_it_is_resumed(tmp_path: Path, start: Start, cli: Cli) -> None:
     run = Run(tmp_path, start)
     run.land(30)
     running = run.begin("--once")
@@ -357,9 +356,7 @@ def test_a_paused_run_begins_no_micro_batch_until_it_is_resumed(
     assert running.errors == []
 
 
-def test_a_run_whose_commits_are_paused_ends_without_its_commit(
-    tmp_path: Path, start: Callable[..., Running], cli: Callable[..., Any]
-) -> None:
+def test_a_run_whose_commits_are_paused_ends_without_its_commit(tmp_path: Path, start: Start, cli: Cli) -> None:
     run = Run(tmp_path, start)
     run.land(2)
     assert cli("init", run.config).code == 0

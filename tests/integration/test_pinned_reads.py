@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -21,6 +20,7 @@ from memwal.ingest.errors import MemWalError, Unavailable
 from memwal.ingest.spark.connector.source import shares
 from memwal.memtable import InvalidRows
 from memwal.wal.layout import sst_key
+from tests.conftest import Cli, OpenSmall
 from tests.messages import raises
 
 BY_HAND = {"commit": {"interval": "0s"}, "gc": {"interval": "0s"}}
@@ -121,7 +121,7 @@ def test_a_moment_has_the_rows_of_a_scan_at_every_level_with_every_filter(
 
 
 def test_what_is_written_flushed_and_committed_later_is_not_in_a_moment(
-    open_small: Callable[..., Any], uri: str, made: Any
+    open_small: OpenSmall, uri: str, made: Any
 ) -> None:
     table = open_small()
     table.put(made.table(range(40)))
@@ -139,26 +139,7 @@ def test_what_is_written_flushed_and_committed_later_is_not_in_a_moment(
     assert rows_of(pinned(uri), ["id", "name"]) == expected(table, ["id", "name"], None, "latest") != before["durable"]
 
 
-def test_a_row_above_the_base_that_does_not_pass_the_filter_hides_the_one_that_did(
-    open_small: Callable[..., Any], uri: str, made: Any
-) -> None:
-    table = open_small()
-    old = made.table([1, 2, 3])
-    table.put(old)
-    committed(table)
-    price = {row["id"]: row["price"] for row in old.to_pylist()}
-    table.put([{**made.row(1, 1), "price": 5000}])
-    table.flush()
-    table.put([{**made.row(2, 1), "price": 5001}])
-    table.delete([3])
-    below = f"price <= {max(price.values())}"
-    assert rows_of(pinned(uri), ["id"], below) == []
-    assert rows_of(pinned(uri), ["id"], "price >= 5000") == [(1,), (2,)]
-
-
-def test_columns_that_were_added_and_renamed_before_the_moment(
-    open_small: Callable[..., Any], uri: str, made: Any
-) -> None:
+def test_columns_that_were_added_and_renamed_before_the_moment(open_small: OpenSmall, uri: str, made: Any) -> None:
     table = open_small()
     table.put(made.table([1, 2]))
     committed(table)
@@ -173,7 +154,7 @@ def test_columns_that_were_added_and_renamed_before_the_moment(
 
 
 def test_a_moment_whose_objects_were_deleted_is_unavailable_and_says_so(
-    open_small: Callable[..., Any], uri: str, made: Any, cli: Callable[..., Any], tmp_path: Any
+    open_small: OpenSmall, uri: str, made: Any, cli: Cli, tmp_path: Any
 ) -> None:
     table = open_small(regions=1, gc={"interval": "0s"})
     table.put(made.table(range(5)))
@@ -202,7 +183,7 @@ def test_a_moment_whose_objects_were_deleted_is_unavailable_and_says_so(
 
 
 def test_a_missing_sst_that_the_manifest_lists_is_damage_and_not_a_late_read(
-    open_small: Callable[..., Any], uri: str, made: Any
+    open_small: OpenSmall, uri: str, made: Any
 ) -> None:
     table = open_small(regions=1)
     table.put(made.table(range(5)))
@@ -216,7 +197,7 @@ def test_a_missing_sst_that_the_manifest_lists_is_damage_and_not_a_late_read(
         rows_of(moment, ["id"])
 
 
-def test_a_filter_that_fails_on_a_row_names_the_filter(open_small: Callable[..., Any], uri: str, made: Any) -> None:
+def test_a_filter_that_fails_on_a_row_names_the_filter(open_small: OpenSmall, uri: str, made: Any) -> None:
     table = open_small(regions=1)
     table.put(made.table(range(3)))
     committed(table)
@@ -224,9 +205,7 @@ def test_a_filter_that_fails_on_a_row_names_the_filter(open_small: Callable[...,
         rows_of(pinned(uri), ["id"], "CAST(name AS INT) = 5")
 
 
-def test_shares_are_bounded_by_rows_and_have_each_fragment_once(
-    open_small: Callable[..., Any], uri: str, made: Any
-) -> None:
+def test_shares_are_bounded_by_rows_and_have_each_fragment_once(open_small: OpenSmall, uri: str, made: Any) -> None:
     table = open_small(regions=2)
     for start in range(0, 60, 10):
         table.put(made.table(range(start, start + 10)))

@@ -23,6 +23,7 @@ from memwal.ingest.errors import Invalid
 from memwal.ingest.settings.load import load
 from memwal.ingest.spark.pipeline.checkpoint import MARKER
 from memwal.ingest.spark.pipeline.checks import check
+from tests.conftest import Cli, SmallConfig, Start
 from tests.messages import raises
 
 _YEAR_2300 = 10_413_792_000.0
@@ -52,7 +53,7 @@ def narrow_vector(made: Any) -> pa.Table:
 
 
 @pytest.fixture
-def fed(small_config: Callable[..., Path], tmp_path: Path, made: Any) -> Callable[..., Path]:
+def fed(small_config: SmallConfig, tmp_path: Path, made: Any) -> Callable[..., Path]:
     """Return a configuration with a feed of ten files: 200 rows, and 100 of them once more."""
 
     def write(**source: Any) -> Path:
@@ -67,7 +68,7 @@ def fed(small_config: Callable[..., Path], tmp_path: Path, made: Any) -> Callabl
 EXPECTED = {id: f"row {id} v{1 if id < 100 else 0}" for id in range(200)}
 
 
-def test_once_then_again(fed: Callable[..., Path], uri: str, cli: Callable[..., Any]) -> None:
+def test_once_then_again(fed: Callable[..., Path], uri: str, cli: Cli) -> None:
     config = fed()
     first = cli("run", config, "--once")
     assert (first.code, first.error_lines) == (0, [])
@@ -84,7 +85,7 @@ def test_once_then_again(fed: Callable[..., Path], uri: str, cli: Callable[..., 
 
 
 def test_a_run_killed_while_it_wrote_its_first_offsets_is_followed_by_another(
-    small_config: Callable[..., Path], tmp_path: Path, uri: str, made: Any, cli: Callable[..., Any]
+    small_config: SmallConfig, tmp_path: Path, uri: str, made: Any, cli: Cli
 ) -> None:
     """Spark writes a temporary file and renames it; a kill between the two leaves the file."""
     directory = write_feed(tmp_path / "in", made.table(range(30)))
@@ -99,17 +100,8 @@ def test_a_run_killed_while_it_wrote_its_first_offsets_is_followed_by_another(
     assert sorted(names(uri)) == list(range(30))
 
 
-def test_a_source_without_a_feed_is_drained(
-    small_config: Callable[..., Path], tmp_path: Path, uri: str, made: Any, cli: Callable[..., Any]
-) -> None:
-    directory = write_feed(tmp_path / "in", made.table(range(30)), made.table(range(30, 50)))
-    ran = cli("run", small_config(source={"path": directory, "files_per_trigger": 5}), "--once")
-    assert (ran.code, ran.error_lines) == (0, [])
-    assert sorted(names(uri)) == list(range(50))
-
-
 def test_a_file_dated_far_ahead_hides_no_later_file(
-    small_config: Callable[..., Path], tmp_path: Path, uri: str, made: Any, cli: Callable[..., Any]
+    small_config: SmallConfig, tmp_path: Path, uri: str, made: Any, cli: Cli
 ) -> None:
     directory = write_feed(tmp_path / "in", made.table(range(30)))
     os.utime(Path(directory) / "000.parquet", (_YEAR_2300, _YEAR_2300))
@@ -125,7 +117,7 @@ def test_a_file_dated_far_ahead_hides_no_later_file(
 
 @pytest.mark.parametrize("batches", [1, 9])  # Spark compacts its list of files at the tenth
 def test_a_deleted_file_of_a_failed_micro_batch_is_named(
-    small_config: Callable[..., Path], tmp_path: Path, uri: str, made: Any, cli: Callable[..., Any], batches: int
+    small_config: SmallConfig, tmp_path: Path, uri: str, made: Any, cli: Cli, batches: int
 ) -> None:
     landing = tmp_path / "in"
     write_feed(landing, *(made.table(range(at * 10, at * 10 + 10)) for at in range(batches)))
@@ -142,9 +134,7 @@ def test_a_deleted_file_of_a_failed_micro_batch_is_named(
     assert sorted(names(uri)) == list(range(batches * 10))
 
 
-def test_the_daemon_killed_in_the_middle_costs_time_only(
-    fed: Callable[..., Path], uri: str, start: Callable[..., Any]
-) -> None:
+def test_the_daemon_killed_in_the_middle_costs_time_only(fed: Callable[..., Path], uri: str, start: Start) -> None:
     config = fed(feed_every="700ms")
     running = start([sys.executable, "-m", "memwal.ingest.cli.app", "run", str(config), "--once"])
     running.line_with("micro-batch")
@@ -161,7 +151,7 @@ def test_the_daemon_killed_in_the_middle_costs_time_only(
     assert names(uri) == EXPECTED
 
 
-def test_a_signal_ends_the_run_in_order(fed: Callable[..., Path], start: Callable[..., Any]) -> None:
+def test_a_signal_ends_the_run_in_order(fed: Callable[..., Path], start: Start) -> None:
     running = start([sys.executable, "-m", "memwal.ingest.cli.app", "run", str(fed())])
     running.line_with("micro-batch")
     below = psutil.Process(running.process.pid).children(recursive=True)
@@ -186,10 +176,10 @@ def test_a_signal_ends_the_run_in_order(fed: Callable[..., Path], start: Callabl
 def test_a_source_that_cannot_be_read_is_refused_before_anything_is_written(
     make: Callable[[Path, Any], object],
     says: str,
-    small_config: Callable[..., Path],
+    small_config: SmallConfig,
     tmp_path: Path,
     made: Any,
-    cli: Callable[..., Any],
+    cli: Cli,
     tree: Any,
 ) -> None:
     make(tmp_path / "in", made)
@@ -204,7 +194,7 @@ def test_a_source_that_cannot_be_read_is_refused_before_anything_is_written(
 
 
 def test_a_path_that_is_no_table_and_a_checkpoint_without_its_table(
-    fed: Callable[..., Path], tmp_path: Path, uri: str, cli: Callable[..., Any], tree: Any
+    fed: Callable[..., Path], tmp_path: Path, uri: str, cli: Cli, tree: Any
 ) -> None:
     config = fed()
     Path(uri).mkdir()
@@ -227,7 +217,7 @@ def test_a_path_that_is_no_table_and_a_checkpoint_without_its_table(
 
 
 def test_a_port_in_use_is_refused_before_anything_is_written(
-    fed: Callable[..., Path], small_config: Callable[..., Path], tmp_path: Path, cli: Callable[..., Any], tree: Any
+    fed: Callable[..., Path], small_config: SmallConfig, tmp_path: Path, cli: Cli, tree: Any
 ) -> None:
     fed()
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -243,7 +233,7 @@ def test_a_port_in_use_is_refused_before_anything_is_written(
 
 
 def test_without_java_one_line_says_what_to_install(
-    fed: Callable[..., Path], tmp_path: Path, cli: Callable[..., Any], tree: Any
+    fed: Callable[..., Path], tmp_path: Path, cli: Cli, tree: Any
 ) -> None:
     config = fed()
     before = tree(tmp_path)
@@ -254,7 +244,7 @@ def test_without_java_one_line_says_what_to_install(
 
 
 def test_a_refused_row_in_the_stream_is_one_line(
-    small_config: Callable[..., Path], tmp_path: Path, made: Any, cli: Callable[..., Any]
+    small_config: SmallConfig, tmp_path: Path, made: Any, cli: Cli
 ) -> None:
     directory = write_feed(tmp_path / "in", narrow_vector(made))
     config = small_config(source={"path": directory})
@@ -289,7 +279,7 @@ def test_a_checkpoint_of_another_table_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kept", [0, 1], ids=["offsets deleted", "last micro-batch missing"])
 def test_a_checkpoint_that_lacks_a_micro_batch_of_the_table_is_refused(
-    kept: int, small_config: Callable[..., Path], tmp_path: Path, made: Any, uri: str, cli: Callable[..., Any]
+    kept: int, small_config: SmallConfig, tmp_path: Path, made: Any, uri: str, cli: Cli
 ) -> None:
     """Spark would give that number to the next rows, and the regions would treat them as applied."""
     source, parts = tmp_path / "in", [made.table(range(start, start + 10)) for start in range(0, 40, 10)]

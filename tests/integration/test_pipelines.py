@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import lance
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
+from tests.conftest import Cli, Tree
 
 FILE = """
 [regions]
@@ -54,7 +54,7 @@ def several(tmp_path: Path) -> Path:
     return path
 
 
-def test_every_pipeline_of_a_file_runs_in_one_process(several: Path, tmp_path: Path, cli: Callable[..., Any]) -> None:
+def test_every_pipeline_of_a_file_runs_in_one_process(several: Path, tmp_path: Path, cli: Cli) -> None:
     ran = cli("run", several, "--once")
     assert (ran.code, ran.error_lines) == (0, [])
     books = lance.dataset(tmp_path / "books.lance").to_table().to_pylist()
@@ -71,7 +71,7 @@ def test_every_pipeline_of_a_file_runs_in_one_process(several: Path, tmp_path: P
 
 
 def test_pipelines_that_get_in_each_others_way_are_refused_before_anything_is_written(
-    several: Path, tmp_path: Path, cli: Callable[..., Any], tree: Callable[[Path], dict[str, int]]
+    several: Path, tmp_path: Path, cli: Cli, tree: Tree
 ) -> None:
     same = several.read_text().replace("second.checkpoint", "books.lance.checkpoint")
     several.write_text(same)

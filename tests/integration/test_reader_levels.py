@@ -16,11 +16,8 @@ from lance.mem_wal import CompactedSsTable
 from memwal import flush, wal
 from memwal.ingest.engine.read.levels import CaptureOvertaken, RegionView
 from memwal.ingest.engine.read.reader import Reader
-from memwal.ingest.engine.read.stored import StoredLevels
-from memwal.ingest.errors import Invalid
 from memwal.memtable import IndexSpec, MemTable, Snapshot, row_schema, tombstones, with_tombstone
-from tests.messages import raises
-from tests.support.clock import FakeClock, SeededIds
+from tests.support.clock import SeededIds
 
 WIDTH = 8
 WORDS = ("archive", "network", "library", "python", "kernel", "font", "game")
@@ -323,86 +320,6 @@ def test_a_match_gives_live_rows_that_hold_a_word(world: World, k: int, text: st
             assert {**holding[key], "_score": row["_score"]} == row
 
 
-# ---- stale reads -----------------------------------------------------------------------------------------------------
-
-
-def simple(world: World, number: int, size: int, vec: float, text: str = "python") -> Row:
-    return {**world.keys([number])[0], "size": size, "text": text, "vec": [vec] * WIDTH, "Odd Name": None}
-
-
-def to_base(world: World) -> None:
-    world.commit()
-
-
-def to_sst(world: World) -> None:
-    world.flush()
-
-
-def to_frozen(world: World) -> None:
-    world.freeze()
-
-
-@pytest.mark.parametrize("settle", [to_base, to_sst, to_frozen], ids=["base", "sst", "frozen"])
-@pytest.mark.parametrize("newer", [to_sst, to_frozen, lambda world: None], ids=["sst", "frozen", "active"])
-class TestStaleReads:
-    """Each test has an old version on one level and the newer version on a higher level."""
-
-    @pytest.fixture
-    def world(self, tmp_path: Path, settle: Callable[[World], None]) -> World:
-        """Return thirty rows at distance 8 · n², with size n, settled on one level."""
-        world = World.create(tmp_path, SINGLE)
-        world.put([simple(world, n, n, float(n)) for n in range(30)])
-        settle(world)
-        return world
-
-    def test_a_newer_row_outside_the_top_k_hides_its_older_self_inside(
-        self, world: World, newer: Callable[[World], None]
-    ) -> None:
-        world.put([simple(world, n, n, 100.0 + n) for n in range(10)])
-        newer(world)
-
-        found = world.reader().search(world.views(), "vec", [0.0] * WIDTH, 5)
-
-        assert found.column("size").to_pylist() == [10, 11, 12, 13, 14]
-
-    def test_a_row_whose_old_version_alone_passes_the_filter_is_not_returned(
-        self, world: World, newer: Callable[[World], None]
-    ) -> None:
-        world.put([simple(world, n, 1000 + n, float(n)) for n in range(5)])
-        newer(world)
-        views, reader = world.views(), world.reader()
-
-        sizes = [5, 6, 7]
-        assert sorted(reader.scan(views, ["size"], "size < 8").read_all().column("size").to_pylist()) == sizes
-        assert reader.count(views, "size < 8") == 3
-        assert reader.search(views, "vec", [0.0] * WIDTH, 9, "size < 8").column("size").to_pylist() == sizes
-        assert sorted(reader.match(views, "text", "python", 9, "size < 8").column("size").to_pylist()) == sizes
-
-    def test_a_word_that_only_the_old_version_holds_finds_nothing(
-        self, world: World, newer: Callable[[World], None]
-    ) -> None:
-        world.put([simple(world, n, n, float(n), "kernel") for n in range(29)])
-        newer(world)
-
-        assert world.reader().match(world.views(), "text", "python", 9).column("size").to_pylist() == [29]
-
-    def test_a_deleted_row_is_gone_and_comes_back_when_put_again(
-        self, world: World, newer: Callable[[World], None]
-    ) -> None:
-        world.delete(range(28))
-        newer(world)
-        views, reader = world.views(), world.reader()
-        assert reader.get(views, world.keys(range(30))).column("size").to_pylist() == [28, 29]
-        assert reader.count(views) == 2
-        assert reader.search(views, "vec", [0.0] * WIDTH, 5).column("size").to_pylist() == [28, 29]
-
-        world.put([simple(world, 3, 33, 0.0)])
-        views = world.views()
-        assert reader.get(views, world.keys(range(30))).column("size").to_pylist() == [33, 28, 29]
-        assert reader.count(views) == 3
-        assert reader.search(views, "vec", [0.0] * WIDTH, 1).column("size").to_pylist() == [33]
-
-
 def test_views_captured_before_a_commit_of_their_memtables_are_given_back(tmp_path: Path) -> None:
     """Only the region's owner knows whether the committed generation has exactly their rows."""
     world = World.create(tmp_path, SINGLE)
@@ -424,72 +341,9 @@ def test_views_captured_before_a_commit_of_their_memtables_are_given_back(tmp_pa
 
 def test_a_committed_sst_that_is_still_listed_does_not_hide_newer_base_rows(tmp_path: Path) -> None:
     world = World.create(tmp_path, SINGLE)
-    world.put([simple(world, 1, 1, 1.0)])
+    world.put(world.fresh([1]))
     world.commit()
-    world.into_base([simple(world, 1, 2, 2.0)])
+    newer = world.fresh([1])
+    world.into_base(newer)
 
-    assert world.reader().scan(world.views()).read_all().column("size").to_pylist() == [2]
-
-
-# ---- from storage alone, and refusals --------------------------------------------------------------------------------
-
-
-def test_storage_alone_shows_the_tail_the_ssts_and_the_base_at_their_levels(tmp_path: Path) -> None:
-    world = World.create(tmp_path, SINGLE)
-    world.into_base([simple(world, 0, 0, 0.0), simple(world, 1, 1, 1.0)])
-    region, clock = wal.bucket_region(0), FakeClock()
-    codec = wal.LanceCodec(world.rows)
-    claim = wal.claim(world.store, region, spec_id=1, codec=codec, ids=world.ids, clock=clock)
-    appender = wal.WalAppender(
-        world.store, region, claim.guard, codec, claim.next_position, world.ids, clock, wal.WalOptions()
-    )
-
-    def append(rows: list[Row], generation: int) -> MemTable:
-        table = MemTable(world.rows, world.key, INDEXES, generation)
-        table.apply(with_tombstone(world.table(rows), world.rows))
-        appender.append(with_tombstone(world.table(rows), world.rows), generation=generation, applied={})
-        return table
-
-    frozen = append([simple(world, 1, 11, 1.0), simple(world, 2, 2, 2.0)], 1)
-    frozen.freeze()
-    flush.flush(
-        world.store,
-        wal.ManifestStore(world.store, region),
-        claim.guard,
-        frozen.snapshot(),
-        flush.SstFormat.of(world.base),
-        generation=1,
-        covers_position=1,
-        ids=world.ids,
-    )
-    append([simple(world, 2, 22, 2.0)], 2)
-
-    def sizes(level: Any) -> list[int]:
-        views = StoredLevels(world.store).views(world.base, level)
-        return sorted(world.reader().scan(views, ["size"]).read_all().column("size").to_pylist())
-
-    assert sizes("committed") == [0, 1]
-    assert sizes("flushed") == [0, 2, 11]
-    assert sizes("durable") == sizes("latest") == [0, 11, 22]
-
-
-@pytest.mark.parametrize(
-    "ask",
-    [
-        lambda r: r.scan([], ["siz"]).read_all(),
-        lambda r: r.scan([], None, "siz > 3").read_all(),
-        lambda r: r.count([], "size >"),
-        lambda r: r.scan([], None, "size = 'x'").read_all(),
-        lambda r: r.search([], "text", [0.0] * WIDTH),
-        lambda r: r.search([], "vec", [0.0] * 3),
-        lambda r: r.search([], "vec", [0.0] * WIDTH, 0),
-        lambda r: r.match([], "txt", "python"),
-        lambda r: r.match([], "text", 5),
-        lambda r: r.get([], [5]),
-    ],
-)
-def test_a_wrong_request_is_refused_in_one_line(tmp_path: Path, ask: Callable[[Reader], Any]) -> None:
-    reader = World.create(tmp_path, SINGLE).reader()
-
-    with raises(Invalid):
-        ask(reader)
+    assert world.reader().scan(world.views()).read_all().to_pylist() == newer

@@ -41,7 +41,7 @@ SCHEMA = pa.schema(
         ("vector", pa.list_(pa.float32(), WIDTH)),
     ]
 )
-AGE = "20s"
+AGE = "10s"
 SETTINGS = {
     "memtable": {"rows_max": 1_000, "vector_train_rows": 256},
     "commit": {"interval": "400ms", "optimize_interval": "1s", "compact_interval": "1s", "compact_fragments": 4},

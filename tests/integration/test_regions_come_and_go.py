@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +24,7 @@ from memwal.ingest.service.daemon.service import FlightService
 from memwal.ingest.service.daemon.standby import Standby
 from memwal.ingest.service.rpc.wire import from_flight
 from memwal.ingest.settings.load import load
+from tests.conftest import SmallConfig, WaitUntil
 from tests.messages import raises
 from tests.opened import open_table
 from tests.raw_calls import message_from
@@ -33,7 +33,7 @@ REGIONS = 4
 
 
 @pytest.fixture
-def owners(small_config: Callable[..., Path]) -> Iterator[tuple[Table, Table]]:
+def owners(small_config: SmallConfig) -> Iterator[tuple[Table, Table]]:
     """Yield two owners of one table with four regions, none of them claimed yet."""
     settings = load(small_config(regions={"count": REGIONS}), {})
     one, other = (open_table(settings, {}, claim=False), open_table(settings, {}, claim=False))
@@ -66,49 +66,6 @@ def map_regions(owner: Table) -> list[Any]:
 
 def reason(error: memwal.MemWalError) -> Any:
     return error.details.get("reason")
-
-
-def test_owners_together_answer_as_one_would(owners: tuple[Table, Table], made: Any) -> None:
-    """Base rows, SSTs and memtables, newer versions and deletes; every read is exact."""
-    share(owners)
-    put(owners, made.table(range(200)))
-    for owner in owners:
-        owner.flush()
-    owners[0].commit()
-    owners[1].commit()  # the owner detects that its SSTs are in the base
-    put(owners, made.table(range(50, 80), 1))
-    put(owners, made.table(range(20)), delete=True)
-    put(owners, made.table(range(200, 230), 1))
-    model = {id: made.row(id, int(50 <= id < 80 or id >= 200)) for id in range(20, 230)}
-    one, other = halves(owners)
-    found = {
-        row["id"]: row["name"] for part in (one, other) for row in part.scan(["id", "name"]).read_all().to_pylist()
-    }
-    assert found == {id: row["name"] for id, row in model.items()}
-    assert one.scan(["id"]).read_all().num_rows + other.scan(["id"]).read_all().num_rows == len(model)
-    assert one.count() + other.count() == len(model)
-    wanted = "price < 300"
-    assert one.count(wanted) + other.count(wanted) == sum(row["price"] < 300 for row in model.values())
-    keys = list(range(0, 230, 3))
-    got = [row["id"] for part in (one, other) for row in part.get(keys, ["id"]).to_pylist()]
-    assert sorted(got) == [id for id in keys if id in model]
-    for limit in (1, 7, 1000):
-        assert sum(part.scan(["id"], limit=limit).read_all().num_rows for part in (one, other)) >= min(
-            limit, len(model)
-        )
-        assert all(part.scan(["id"], limit=limit).read_all().num_rows <= limit for part in (one, other))
-    query = made.row(7_000)["vector"]
-    near = sorted(
-        (row["_distance"], row["id"]) for part in (one, other) for row in part.search("vector", query, 5).to_pylist()
-    )[:5]
-    exact = sorted(
-        (sum((a - b) ** 2 for a, b in zip(row["vector"], query, strict=True)), id) for id, row in model.items()
-    )[:5]
-    assert [id for _, id in near] == [id for _, id in exact]
-    words = {
-        row["id"] for part in (one, other) for row in part.match("body", "harbor", 1000, columns=["id"]).to_pylist()
-    }
-    assert words == {id for id, row in model.items() if "harbor" in row["body"].split()}
 
 
 def test_a_row_of_a_region_elsewhere_is_refused_and_nothing_is_written(owners: tuple[Table, Table], made: Any) -> None:
@@ -169,7 +126,7 @@ def test_a_call_for_a_region_that_is_coming_waits_for_it(
 
 
 def test_what_takes_long_to_replay_is_flushed_when_a_region_changes_hands(
-    owners: tuple[Table, Table], made: Any, monkeypatch: pytest.MonkeyPatch, wait_until: Callable[..., Any]
+    owners: tuple[Table, Table], made: Any, monkeypatch: pytest.MonkeyPatch, wait_until: WaitUntil
 ) -> None:
     monkeypatch.setattr("memwal.ingest.engine.table.regions.REPLAYED_ENTRIES", 5)
     one, other = owners

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,64 +14,41 @@ import pytest
 import memwal
 from memwal.flush import resize
 from memwal.flush.commits import committer
-from memwal.ingest.cli.app import main
 from memwal.wal import SystemClock, SystemIds, open_store
 from tests.cluster import Cluster, spread, start_daemon
-from tests.conftest import INDEXES, SCHEMA, wait_until
+from tests.conftest import INDEXES, SCHEMA, Cli, OpenSmall, Serve, SmallConfig, Start, wait_until
+from tests.integration.test_http_edge import reasons
 from tests.s3_server import free_ports
 from tests.support.clock import FakeClock
 
 
-@pytest.fixture
-def resized(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
-    """Run `memwal regions resize` or another command in this process; return exit code, output, errors."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["memwal", *map(str, arguments)])
-        monkeypatch.setenv("COLUMNS", "200")
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return (int(ended.value.code or 0), *capsys.readouterr())
-
-    return run
-
-
 def test_a_daemon_goes_on_with_the_new_regions(
-    small_config: Callable[..., Path], serve: Callable[..., Any], resized: Callable[..., Any], uri: str, made: Any
+    small_config: SmallConfig, serve: Serve, cli: Cli, uri: str, made: Any
 ) -> None:
     config = small_config()
     running, endpoint = serve(config)
     with memwal.connect(endpoint) as table:
         table.put(made.rows(range(100)), token="a:1")
-        code, out, err = resized("regions", "resize", config, "--to", 5)
-        assert (code, err) == (0, "")
-        assert "resized from 2 to 5 regions, routing version 2, version " in out
-        assert "0 rows drained from the log" in out  # the daemon flushed and committed before it blocked writers
-        assert len(out.splitlines()) == 1
+        ran = cli("regions", "resize", config, "--to", 5)
+        assert (ran.code, ran.err) == (0, "")
+        assert "resized from 2 to 5 regions, routing version 2, version " in ran.out
+        assert "0 rows drained from the log" in ran.out  # the daemon flushed and committed before it blocked writers
+        assert len(ran.out.splitlines()) == 1
         assert not table.put(made.rows(range(100)), token="a:1").applied  # by a client that connected before the resize
         table.put(made.rows(range(50, 150), 1), token="a:2")
         assert table.count() == 150
         assert (table.status()["routing"], len(table.status()["regions"])) == (2, 5)
     assert [line for line in running.errors if "routing version 2 holds, not 1; this daemon takes its share" in line]
     assert len(running.errors) == 1
-    assert "routing version 2" in resized("status", config)[1]
-    assert "5 regions (routing version 2)" in resized("init", config)[1]
-    report = json.loads(resized("regions", "resize", config, "--to", 3, "--json")[1])
+    assert "routing version 2" in cli("status", config).out
+    assert "5 regions (routing version 2)" in cli("init", config).out
+    report = json.loads(cli("regions", "resize", config, "--to", 3, "--json").out)
     assert (report["table"], report["before"], report["regions"], report["routing"]) == (uri, 5, 3, 3)
     with memwal.connect(endpoint) as table:
         assert table.count() == 150
     running.process.terminate()
     assert running.wait() == 0
-    assert resized("verify", config, "--deep")[0] == 0
-
-
-def _reasons(url: str) -> list[str]:
-    """Return the reasons why the daemon is not ready."""
-    try:
-        with urllib.request.urlopen(url, timeout=30) as answer:
-            return [each["reason"] for each in json.load(answer)["reasons"]]
-    except urllib.error.HTTPError as error:
-        return [each["reason"] for each in json.load(error)["reasons"]]
+    assert cli("verify", config, "--deep").code == 0
 
 
 class _Broken(Exception):
@@ -82,9 +56,9 @@ class _Broken(Exception):
 
 
 def test_a_resize_that_broke_off_is_said_and_calls_wait_for_it(
-    small_config: Callable[..., Path], serve: Callable[..., Any], uri: str, made: Any
+    small_config: SmallConfig, serve: Serve, uri: str, made: Any
 ) -> None:
-    url = f"http://127.0.0.1:{(port := free_ports(1)[0])}/health/readyz"
+    url = f"http://127.0.0.1:{(port := free_ports(1)[0])}"
     running, endpoint = serve(small_config(daemon={"http_port": port}))
 
     def breaks_off(step: str) -> None:
@@ -101,12 +75,12 @@ def test_a_resize_that_broke_off_is_said_and_calls_wait_for_it(
             again(breaks_off)
         waits = caller.submit(table.put, made.rows(range(40, 80), 1), token="a:2")
         assert wait_until(lambda: [line for line in running.errors if "run `memwal regions resize` again" in line])
-        assert "resizing" in _reasons(url)
+        assert "resizing" in reasons(url)
         assert not waits.done()
         assert again(lambda _: None).regions == 3
         assert waits.result(60).applied
         assert table.count() == 80
-        wait_until(lambda: _reasons(url) == [])
+        wait_until(lambda: reasons(url) == [])
 
 
 @pytest.mark.parametrize(
@@ -119,32 +93,22 @@ def test_a_resize_that_broke_off_is_said_and_calls_wait_for_it(
     ],
 )
 def test_a_number_that_cannot_be_had_is_one_line(
-    small_config: Callable[..., Path],
-    open_small: Callable[..., Any],
-    resized: Callable[..., Any],
-    made: Any,
-    to: object,
-    said: str,
+    small_config: SmallConfig, open_small: OpenSmall, cli: Cli, made: Any, to: object, said: str
 ) -> None:
     with open_small() as table:
-        code, out, err = resized("regions", "resize", small_config(), "--to", to)
-        assert (code, out, len(err.splitlines())) == (2, "", 1)
-        assert said in err
+        ran = cli("regions", "resize", small_config(), "--to", to)
+        assert (ran.code, ran.out, len(ran.error_lines)) == (2, "", 1)
+        assert said in ran.err
         table.put(made.rows(range(3)))  # the owner was not fenced
 
 
-def test_no_table_to_resize(small_config: Callable[..., Path], resized: Callable[..., Any]) -> None:
-    code, _, err = resized("regions", "resize", small_config(), "--to", 3)
-    assert (code, len(err.splitlines())) == (2, 1)
+def test_no_table_to_resize(small_config: SmallConfig, cli: Cli) -> None:
+    ran = cli("regions", "resize", small_config(), "--to", 3)
+    assert (ran.code, len(ran.error_lines)) == (2, 1)
 
 
 def test_after_a_power_cut_it_goes_back_to_the_last_whole_version_as_an_opening_does(
-    small_config: Callable[..., Path],
-    open_small: Callable[..., Any],
-    resized: Callable[..., Any],
-    made: Any,
-    uri: str,
-    monkeypatch: pytest.MonkeyPatch,
+    small_config: SmallConfig, open_small: OpenSmall, cli: Cli, made: Any, uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An opening may start the resize; the resize must not start an opening then."""
     with open_small() as table, monkeypatch.context() as unsynced:
@@ -154,9 +118,9 @@ def test_after_a_power_cut_it_goes_back_to_the_last_whole_version_as_an_opening_
         table.commit()
     newest = next(Path(uri, "_versions").glob(f"*{2**64 - 1 - lance.dataset(uri).version}.manifest"))
     newest.write_bytes(b"")
-    code, out, err = resized("regions", "resize", small_config(), "--to", 3)
-    assert code == 0, err
-    assert "resized from 2 to 3 regions" in out
+    ran = cli("regions", "resize", small_config(), "--to", 3)
+    assert ran.code == 0, ran.err
+    assert "resized from 2 to 3 regions" in ran.out
     with open_small() as table:
         assert table.count() == 20
 
@@ -176,11 +140,7 @@ def test_on_s3(s3_table: Any, made: Any) -> None:
 
 
 def test_daemons_that_share_a_table_share_the_new_regions(
-    small_config: Callable[..., Path],
-    start: Callable[..., Any],
-    resized: Callable[..., Any],
-    uri: str,
-    made: Any,
+    small_config: SmallConfig, start: Start, cli: Cli, uri: str, made: Any
 ) -> None:
     endpoints = spread(2, 3)
     config = small_config(regions={"count": 3}, daemon={"endpoints": endpoints})
@@ -189,7 +149,7 @@ def test_daemons_that_share_a_table_share_the_new_regions(
     wait_until(lambda: running[0].line_with("serving") and running[1].line_with("serving"))
     before = memwal.connect(endpoints)
     before.put(made.rows(range(60)), token="a:1")
-    assert resized("regions", "resize", config, "--to", 5)[0] == 0
+    assert cli("regions", "resize", config, "--to", 5).code == 0
     with before as table:
         assert not table.put(made.rows(range(60)), token="a:1").applied
         table.put(made.rows(range(40, 80), 2), token="a:2")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import random
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +22,7 @@ import memwal
 from memwal import wal
 from memwal.ingest.engine.table.garbage import Ages
 from tests.clean import assert_clean, assert_collected
-from tests.conftest import extent
+from tests.conftest import OpenSmall, Script, WaitUntil, extent
 
 Model = dict[int, str]
 COMMIT_ON_DEMAND = {"commit": {"interval": "0s"}}
@@ -103,7 +103,7 @@ def follow(running: Any, promises: Promises, rng: random.Random | None, whole: b
 
 
 @pytest.mark.parametrize("regions", [1, 2])
-def test_no_acknowledged_row_is_missing_after_any_crash(regions: int, uri: str, script: Callable[..., Any]) -> None:
+def test_no_acknowledged_row_is_missing_after_any_crash(regions: int, uri: str, script: Script) -> None:
     seed, lives = 20 + regions, extent(6, 60)
     rng = random.Random(seed)
     promises = Promises()
@@ -131,13 +131,14 @@ def test_no_acknowledged_row_is_missing_after_any_crash(regions: int, uri: str, 
     assert len(committed) == len(found)
 
 
-def test_every_change_on_storage_may_be_the_last(uri: str, script: Callable[..., Any]) -> None:
+def test_every_change_on_storage_may_be_the_last(uri: str, script: Script) -> None:
     """The first changes of a life are those of the claim and the first appends: the process dies at each of them in
     turn.
     """
     promises = Promises()
-    for kill_at in range(1, 15):
-        running = script("writer.py", uri, 1, 5, kill_at * 1000, 12, kill_at, "after" if kill_at % 2 else "before")
+    for kill_at in range(1, 15, step := extent(2, 1)):
+        when = "after" if kill_at // step % 2 else "before"
+        running = script("writer.py", uri, 1, 5, kill_at * 1000, 12, kill_at, when)
         follow(running, promises, None, whole=True)
     assert_clean(wal.open_store(uri), uri)
     with memwal.open(uri, settings=COMMIT_ON_DEMAND) as table:
@@ -146,7 +147,7 @@ def test_every_change_on_storage_may_be_the_last(uri: str, script: Callable[...,
         )
 
 
-def test_a_put_of_several_entries_is_all_or_nothing(tmp_path: Any, script: Callable[..., Any]) -> None:
+def test_a_put_of_several_entries_is_all_or_nothing(tmp_path: Any, script: Script) -> None:
     """60 rows need several entries of 2 KiB: wherever the writer dies, the table has all 60 rows or none."""
     outcomes = set()
     for kill_at in range(8, 17, extent(2, 1)):
@@ -164,7 +165,7 @@ def test_a_put_of_several_entries_is_all_or_nothing(tmp_path: Any, script: Calla
 
 
 def test_rows_put_without_durability_become_durable_by_themselves(
-    open_small: Callable[..., Any], made: Any, wait_until: Callable[..., Any]
+    open_small: OpenSmall, made: Any, wait_until: WaitUntil
 ) -> None:
     """The rows become durable within `wal.linger_max`, with the next durable put, or at the close; never later."""
     table = open_small(regions=1, wal={"linger_max": "100ms"})

@@ -6,25 +6,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 import memwal
 from memwal.ingest.errors import Invalid
-from memwal.ingest.protocol import OURS
 from memwal.ingest.service.daemon.service import FlightService
 from memwal.ingest.service.rpc.guard import Guard
-from memwal.ingest.service.rpc.wire import pack
 from memwal.ingest.settings.sections import DaemonSettings
+from tests.conftest import Cli, SmallConfig
 from tests.messages import raises
-from tests.raw_calls import message_from, raw
+from tests.raw_calls import message_from
 
 TOKENS = {"read": "the-readers-token", "write": "the-writers-token", "admin": "the-admins-token"}
 SETTINGS = DaemonSettings(token="env:ADMIN", write_token="env:WRITE", read_token="env:READ")
@@ -64,7 +60,7 @@ def served(tmp_path: Path) -> Iterator[tuple[Any, Callable[[str], Any], str]]:
         tmp_path / "t.lance", schema=SCHEMA, key="id", regions=1, settings={"commit": {"interval": "0s"}}
     ) as table:
         table.put(ROWS)
-        service = FlightService(getattr(table, "_engine", table), "grpc://127.0.0.1:0", guard=Guard.of(SETTINGS, ENV))
+        service = FlightService(table, "grpc://127.0.0.1:0", guard=Guard.of(SETTINGS, ENV))
         endpoint = f"grpc://127.0.0.1:{service.port}"
         clients: list[Any] = []
 
@@ -147,58 +143,7 @@ def test_what_daemons_say_to_one_another_needs_an_admin(served: Any, op: str) ->
     assert state(table) == before
 
 
-def test_roles_without_a_token_of_admins_are_refused(
-    cli: Callable[..., Any], small_config: Callable[..., Path]
-) -> None:
+def test_roles_without_a_token_of_admins_are_refused(cli: Cli, small_config: SmallConfig) -> None:
     ran = cli("config", "check", small_config(daemon={"read_token": "env:READ"}))
     assert ran.code == 2
     assert "read_token is; set the token of admins as well" in ran.err
-
-
-def stated(request: dict[str, Any]) -> bytes:
-    return pack({**request, "protocol": str(OURS)})
-
-
-GARBAGE = [
-    b"",
-    b"\x00",
-    b"\xff\xff\xff\xff",
-    b"\x05\x00\x00\x00[1,2]",
-    b"\x02\x00\x00\x00{}" + b"\xff" * 40,
-    b"\x04\x00\x00\x00\xff\xfe\xfd\xfc",
-    b"{" * 100_000,
-    *map(
-        stated,
-        (
-            {},
-            {"op": None},
-            {"op": "get", "regions": "all"},
-            {"op": "scan", "filter": {"a": [1]}, "limit": "many"},
-            {"op": "put", "region": "no uuid", "producer": 1, "sequence": "x", "routing": []},
-            {"op": "write", "delete": "maybe", "durable": 3, "token": ["a"]},
-            {"op": "../../etc/passwd", "table": 7},
-        ),
-    ),
-]
-
-
-REQUESTS = st.one_of(
-    st.sampled_from(GARBAGE), st.binary(max_size=300), st.dictionaries(st.text(), st.integers()).map(stated)
-)
-
-
-@given(REQUESTS)
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_garbage_is_refused_by_every_way_in_without_effect(served: Any, garbage: bytes) -> None:
-    """The calls have the token of an admin, so that they get as far as possible."""
-    table, _, endpoint = served
-    before = state(table)
-    options = flight.FlightCallOptions(headers=[(b"authorization", f"Bearer {TOKENS['admin']}".encode())], timeout=20)
-    with flight.connect(endpoint) as client:
-        for action in ("schema", "regions"):
-            with suppress(pa.ArrowException):
-                list(client.do_action(flight.Action(action, garbage), options))
-        for sent in (None, ROWS):
-            with pytest.raises(pa.ArrowException):
-                raw(client, garbage, options, sent)
-    assert state(table) == before

@@ -20,7 +20,7 @@ from memwal.ingest.protocol import OURS, Version
 from memwal.ingest.service.rpc.connection import Connection
 from tests import append_rows
 from tests.cluster import ask, spread
-from tests.conftest import SCRIPTS, Running
+from tests.conftest import SCRIPTS, Cli, OpenSmall, Running, SmallConfig, Start, Tree, WaitUntil
 from tests.integration.test_router_daemons import REGIONS, Writers
 from tests.messages import raises
 
@@ -29,7 +29,7 @@ Begin = Callable[..., Running]
 
 
 @pytest.fixture
-def fleet(tmp_path: Path, start: Callable[..., Running]) -> tuple[list[str], Path, Begin]:
+def fleet(tmp_path: Path, start: Start) -> tuple[list[str], Path, Begin]:
     """Return the endpoints of two daemons, their configuration, and a function that starts one with
     a protocol version.
     """
@@ -54,10 +54,7 @@ def owned(endpoint: str) -> set[str]:
 
 
 def test_two_daemons_are_upgraded_one_after_another_and_taken_back(
-    fleet: tuple[list[str], Path, Begin],
-    tmp_path: Path,
-    cli: Callable[..., Any],
-    wait_until: Callable[..., Any],
+    fleet: tuple[list[str], Path, Begin], tmp_path: Path, cli: Cli, wait_until: WaitUntil
 ) -> None:
     endpoints, config, begin = fleet
     running = {endpoint: begin(endpoint) for endpoint in endpoints}
@@ -193,12 +190,7 @@ def test_a_client_of_a_fleet_is_told_which_daemon_to_upgrade(
 
 
 def test_a_table_of_a_newer_storage_is_refused_before_anything_is_written(
-    small_config: Callable[..., Path],
-    open_small: Callable[..., Any],
-    made: Any,
-    uri: str,
-    cli: Callable[..., Any],
-    tree: Callable[..., Any],
+    small_config: SmallConfig, open_small: OpenSmall, made: Any, uri: str, cli: Cli, tree: Tree
 ) -> None:
     with open_small() as table:
         table.put(made.rows(range(8)))

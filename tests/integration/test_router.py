@@ -34,6 +34,7 @@ from memwal.ingest.spark.sink.route import RouteTask
 from memwal.ingest.spark.sink.send import SendTask
 from memwal.ingest.spark.source.columns import BUCKET
 from tests import append_rows
+from tests.conftest import SmallConfig, WaitUntil
 from tests.messages import raises
 from tests.opened import open_table
 from tests.routed import placed, shuffled
@@ -74,13 +75,7 @@ class Pair:
 
 
 @pytest.fixture
-def ends() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
-
-
-@pytest.fixture
-def pair(small_config: Callable[..., Path], ends: ExitStack) -> Callable[..., tuple[Pair, RemoteTable]]:
+def pair(small_config: SmallConfig, ends: ExitStack) -> Callable[..., tuple[Pair, RemoteTable]]:
     """Make two owners of the small table, and a client that knows only the endpoint of the first one."""
 
     def make(**table: str) -> tuple[Pair, RemoteTable]:
@@ -129,7 +124,7 @@ def same_answers(client: Any, oracle: Any, made: Any, level: str) -> None:
 
 @pytest.mark.parametrize("upsert", ["replace", "merge", "insert"])
 def test_two_daemons_answer_as_one_table_would(
-    upsert: str, pair: Callable[..., Any], made: Any, tmp_path: Path, small_config: Callable[..., Path]
+    upsert: str, pair: Callable[..., Any], made: Any, tmp_path: Path, small_config: SmallConfig
 ) -> None:
     _, client = pair(upsert=upsert)
     alone = small_config(
@@ -263,7 +258,7 @@ class Busy:
 
 
 @pytest.mark.parametrize("kind", ["keyed", "append-only"])
-def test_regions_that_move_are_not_noticed(kind: str, moving: Any, made: Any, wait_until: Callable[..., Any]) -> None:
+def test_regions_that_move_are_not_noticed(kind: str, moving: Any, made: Any, wait_until: WaitUntil) -> None:
     """Several threads put with tokens, stream and read, while every region moves repeatedly."""
     both, client = moving[kind]()
     rows_of = made.table if kind == "keyed" else append_rows.rows
@@ -499,7 +494,7 @@ def test_a_spark_task_follows_its_regions(pair: Callable[..., Any], made: Any, u
 
 
 def test_commands_find_all_owners(
-    pair: Callable[..., Any], made: Any, small_config: Callable[..., Path], ends: ExitStack
+    pair: Callable[..., Any], made: Any, small_config: SmallConfig, ends: ExitStack
 ) -> None:
     """Commands find owners by the notes on storage, or by the configured endpoints; unless all regions have owners,
     they read storage.

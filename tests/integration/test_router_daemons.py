@@ -21,6 +21,7 @@ from memwal.ingest.service.client import retry as attempts
 from memwal.ingest.service.client.remote import RemoteTable
 from tests import append_rows
 from tests.cluster import spread, start_daemon
+from tests.conftest import Start, WaitUntil
 from tests.messages import raises
 from tests.s3_server import free_ports
 
@@ -72,9 +73,7 @@ class Writers:
             stream.finish()
 
 
-def test_a_daemon_that_is_killed_costs_time_only(
-    tmp_path: Path, start: Callable[..., Any], wait_until: Callable[..., Any]
-) -> None:
+def test_a_daemon_that_is_killed_costs_time_only(tmp_path: Path, start: Start, wait_until: WaitUntil) -> None:
     endpoints = [f"grpc://127.0.0.1:{port}" for port in free_ports(2)]
     uri = str(tmp_path / "rows.lance")
     daemon = {"endpoints": endpoints}
@@ -97,7 +96,7 @@ def test_a_daemon_that_is_killed_costs_time_only(
 
 
 def two_that_are_waited_for(
-    tmp_path: Path, uri: str, start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, uri: str, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[list[str], list[Any]]:
     """Return the endpoints and processes of a table's two daemons. Only a claim ends the wait for a stopped daemon."""
     endpoints = spread(2, REGIONS)
@@ -110,7 +109,7 @@ def two_that_are_waited_for(
 
 
 def test_a_stream_to_a_daemon_that_stands_still_goes_to_its_successor(
-    tmp_path: Path, start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     uri = str(tmp_path / "rows.lance")
     endpoints, running = two_that_are_waited_for(tmp_path, uri, start, monkeypatch)
@@ -136,7 +135,7 @@ def test_a_stream_to_a_daemon_that_stands_still_goes_to_its_successor(
 
 
 def test_calls_by_hand_to_a_daemon_that_stands_still_go_to_its_successor(
-    tmp_path: Path, start: Callable[..., Any], wait_until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, start: Start, wait_until: WaitUntil, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     endpoints, running = two_that_are_waited_for(tmp_path, str(tmp_path / "rows.lance"), start, monkeypatch)
     monkeypatch.setattr(client, "READ_TIMEOUT", 3600.0)
@@ -164,9 +163,7 @@ def test_calls_by_hand_to_a_daemon_that_stands_still_go_to_its_successor(
         assert append_rows.counted(table) == Counter(range(200))
 
 
-def test_a_stream_waits_for_the_only_daemon_to_come_back(
-    tmp_path: Path, start: Callable[..., Any], wait_until: Callable[..., Any]
-) -> None:
+def test_a_stream_waits_for_the_only_daemon_to_come_back(tmp_path: Path, start: Start, wait_until: WaitUntil) -> None:
     uri, (port,) = str(tmp_path / "rows.lance"), free_ports(1)
     endpoint = f"grpc://127.0.0.1:{port}"
     config = append_rows.configured(tmp_path, uri, regions={"count": 1}, daemon={"port": port})

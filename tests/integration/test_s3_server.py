@@ -5,9 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
-from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +13,7 @@ from botocore.exceptions import ClientError
 
 from tests import s3_server as module
 from tests.conftest import ROOT
-from tests.s3_fixtures import BUCKET, S3Table
+from tests.s3_fixtures import BUCKET
 from tests.s3_server import S3Server
 
 
@@ -27,36 +24,6 @@ def create(server: S3Server, key: str, body: bytes) -> int:
     except ClientError as error:
         answer = error.response
     return int(answer["ResponseMetadata"]["HTTPStatusCode"])
-
-
-@pytest.fixture
-def prefix(s3_table: S3Table) -> str:
-    return s3_table.uri.removeprefix(f"s3://{BUCKET}/")
-
-
-def test_of_racing_conditional_creates_exactly_one_wins(s3_server: S3Server, prefix: str) -> None:
-    start = threading.Barrier(8)
-
-    def race(number: int, racer: int) -> int:
-        start.wait(60)
-        return create(s3_server, f"{prefix}/{number}", str(racer).encode())
-
-    with ThreadPoolExecutor(8) as pool:
-        for number in range(20):
-            outcomes = list(pool.map(race, [number] * 8, range(8)))
-            held = s3_server.client.get_object(Bucket=BUCKET, Key=f"{prefix}/{number}")["Body"].read()
-            assert Counter(outcomes) == {200: 1, 412: 7}
-            assert outcomes[int(held)] == 200
-
-
-def test_a_listing_is_complete_and_knows_directories(s3_server: S3Server, prefix: str, tmp_path: Path) -> None:
-    for name in ("a/1", "a/2", "b/c/3", "4"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(name)
-    s3_server.upload(tmp_path, f"s3://{BUCKET}/{prefix}")
-    top = s3_server.client.list_objects_v2(Bucket=BUCKET, Prefix=f"{prefix}/", Delimiter="/")
-    assert [each["Prefix"] for each in top["CommonPrefixes"]] == [f"{prefix}/a/", f"{prefix}/b/"]
-    assert [each["Key"] for each in top["Contents"]] == [f"{prefix}/4"]
 
 
 def test_what_was_stored_outlives_the_server(tmp_path: Path) -> None:

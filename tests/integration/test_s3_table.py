@@ -21,9 +21,8 @@ import pytest
 
 import memwal
 from memwal import wal
-from memwal.ingest.cli.app import main
 from tests import fault_proxy as faults
-from tests.conftest import INDEXES, SCHEMA, SCRIPTS, Ran, small_sections, toml
+from tests.conftest import INDEXES, SCHEMA, Cli, Start, small_sections, toml
 from tests.messages import raises
 
 LEVELS = ("committed", "flushed", "durable", "latest")
@@ -78,28 +77,11 @@ def config(tmp_path: Path) -> Callable[..., tuple[Path, dict[str, str | None]]]:
     return write
 
 
-@pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
-    """Run a command like `memwal`, in this process: a new process would import for seconds."""
-
-    def run(*arguments: str | Path, env: Mapping[str, str | None]) -> Ran:
-        monkeypatch.setattr(sys, "argv", ["memwal", *map(str, arguments)])
-        monkeypatch.setenv("COLUMNS", "200")
-        for name, value in env.items():
-            monkeypatch.setenv(name, str(value))
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capsys.readouterr()
-        return Ran(int(ended.value.code or 0), out, err)
-
-    return run
-
-
 def ids(rows: Any) -> list[int]:
     return sorted(rows.column("id").to_pylist())
 
 
-def serve_on(start: Callable[..., Any], path: Path, env: Mapping[str, str | None]) -> tuple[Any, str]:
+def serve_on(start: Start, path: Path, env: Mapping[str, str | None]) -> tuple[Any, str]:
     running = start([sys.executable, "-m", "memwal.ingest.cli.app", "serve", str(path)], env=env)
     return running, running.line_with("serving").rsplit(" ", 1)[1]
 
@@ -138,54 +120,12 @@ def test_every_read_at_every_level_then_flush_and_commit(open_s3: Callable[..., 
     assert base.to_table(filter="id IN (1, 2, 4)").column("name").to_pylist() == ["row 1 v1", "row 2 v1", "row 4 v1"]
 
 
-def test_a_table_opened_again_has_every_row(open_s3: Callable[..., Any], s3_table: Any, made: Any) -> None:
-    with open_s3(s3_table) as table:
-        table.put(made.rows(range(20)))
-        table.flush()
-        table.put(made.rows(range(15, 25), 1))
-    again = open_s3(s3_table)
-    assert ids(again.scan(["id"]).read_all()) == list(range(25))
-    assert [region["epoch"] for region in again.status()["regions"]] == [2, 2]
-
-
-def test_the_older_of_two_writers_is_fenced(open_s3: Callable[..., Any], s3_table: Any, made: Any) -> None:
-    older = open_s3(s3_table, regions=1)
-    older.put(made.rows(range(10)))
-    newer = open_s3(s3_table, regions=1)
-    with raises(memwal.FencedError):
-        older.put(made.rows([10]))
-    newer.put(made.rows([11]))
-    assert ids(newer.scan(["id"]).read_all()) == [*range(10), 11]
-
-
-def test_a_killed_writer_loses_no_acknowledged_row(start: Callable[..., Any], s3_table: Any) -> None:
-    options = json.dumps(s3_table.storage_options)
-    process = start(
-        [sys.executable, str(SCRIPTS / "putter.py"), s3_table.uri, "1000"],
-        env={"MEMWAL__TABLE__STORAGE_OPTIONS": options},
-    )
-    process.tell("go")
-    acked = 0
-    while acked < 12:
-        said = json.loads(process.line())
-        assert "error" not in said
-        acked = said.get("ack", acked)
-    process.kill()
-    acked = max([acked, *(json.loads(line).get("ack", 0) for line in process.lines)])
-    with memwal.open(s3_table.uri, storage_options=s3_table.storage_options, settings=QUIET) as table:
-        found = {row["id"]: row["name"] for row in table.scan(["id", "name"]).read_all().to_pylist()}
-    assert {1000 + number for number in range(1, acked + 1)} <= set(found)
-    assert int(found[0].split("/")[1]) in (acked, acked + 1)
-
-
 # ---- the commands ----------------------------------------------------------------------------------------------------
 
 
-def test_the_commands_work_on_s3(
-    command: Callable[..., Ran], start: Callable[..., Any], config: Callable[..., Any], s3_table: Any, made: Any
-) -> None:
+def test_the_commands_work_on_s3(cli: Cli, start: Start, config: Callable[..., Any], s3_table: Any, made: Any) -> None:
     path, env = config(s3_table)
-    made_now = command("init", path, env=env)
+    made_now = cli("init", path, env=env)
     assert (made_now.code, made_now.error_lines) == (0, [])
     assert f"created {s3_table.uri}" in made_now.out
     running, endpoint = serve_on(start, path, env)
@@ -194,37 +134,30 @@ def test_the_commands_work_on_s3(
         remote.flush()
         remote.put(made.rows([30]))
         assert remote.count() == 31
-    asked = json.loads(command("query", path, "--filter", "id >= 29", "--format", "json", env=env).out)
+    asked = json.loads(cli("query", path, "--filter", "id >= 29", "--format", "json", env=env).out)
     assert sorted(row["id"] for row in asked) == [29, 30]
-    status = json.loads(command("status", path, "--json", env=env).out)
+    status = json.loads(cli("status", path, "--json", env=env).out)
     assert status["table"] == s3_table.uri
     assert {region["owner"] for region in status["regions"]} != {None}
     running.process.send_signal(signal.SIGTERM)
     assert running.wait() == 0
     assert [line for line in running.errors if line] == []
     region = status["regions"][0]["id"]
-    alone = json.loads(command("query", path, "--key", "30", "--format", "json", env=env).out)
+    alone = json.loads(cli("query", path, "--key", "30", "--format", "json", env=env).out)
     assert [row["name"] for row in alone] == ["row 30 v0"]
     for below, said in (("", "base version"), (f"/_mem_wal/{region}", "write-ahead log")):
-        shown = command("inspect", f"{s3_table.uri}{below}", "--config", path, env=env)
+        shown = cli("inspect", f"{s3_table.uri}{below}", "--config", path, env=env)
         assert (shown.code, said in shown.out) == (0, True), shown.err
-    nothing = command("inspect", f"{s3_table.uri}/_mem_wal/nothing", "--config", path, env=env)
+    nothing = cli("inspect", f"{s3_table.uri}/_mem_wal/nothing", "--config", path, env=env)
     assert (nothing.code, len(nothing.error_lines)) == (2, 1)
 
 
-def test_run_streams_into_s3(
-    cli: Callable[..., Ran],
-    command: Callable[..., Ran],
-    config: Callable[..., Any],
-    s3_table: Any,
-    made: Any,
-    tmp_path: Path,
-) -> None:
+def test_run_streams_into_s3(cli: Cli, config: Callable[..., Any], s3_table: Any, made: Any, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     pq.write_table(made.table(range(50)), tmp_path / "in" / "one.parquet")
     source = {"path": str(tmp_path / "in")}
     path, env = config(s3_table, source=source)
-    refused = command("run", path, "--once", env=env)
+    refused = cli("run", path, "--once", env=env)
     assert refused.code == 2
     assert re.search(r"^memwal: sink.checkpoint is not set.*local directory", refused.error_lines[0])
     path, env = config(s3_table, source=source, sink={"checkpoint": str(tmp_path / "checkpoint")})
@@ -246,7 +179,7 @@ def test_run_streams_into_s3(
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )
 def test_mistakes_are_told_in_one_line_without_secrets(
-    command: Callable[..., Ran],
+    cli: Cli,
     config: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
     s3_table: Any,
@@ -259,7 +192,7 @@ def test_mistakes_are_told_in_one_line_without_secrets(
     options = s3_table.storage_options | {name: value for name, value in change.items() if name != "uri"}
     path, env = config((change.get("uri", s3_table.uri), options))
     for name in ("init", "serve"):
-        ran = command(name, path, env=env)
+        ran = cli(name, path, env=env)
         assert (ran.code, len(ran.error_lines)) == (code, 1), ran.err
         assert re.search(said, ran.error_lines[0])
         assert options["secret_access_key"] not in ran.out + ran.err
@@ -272,11 +205,13 @@ def test_mistakes_are_told_in_one_line_without_secrets(
 def test_an_idle_region_makes_no_request(
     open_s3: Callable[..., Any], s3_table_through_proxy: Any, fault_proxy: Any, made: Any
 ) -> None:
-    table = open_s3(s3_table_through_proxy)
+    """A durable put of an idle region does not wait for a timer: it makes one request at once."""
+    table = open_s3(s3_table_through_proxy, regions=1, wal={"linger_max": "1h"})
     table.put(made.rows(range(10)))
     assert fault_proxy.falls_silent(3.0)
-    table.put(made.rows([11]))
-    assert [(each.method, "/wal/" in each.key) for each in fault_proxy.requests] == [("PUT", True)]
+    for id in (11, 12):
+        table.put(made.rows([id]))
+    assert [(each.method, "/wal/" in each.key) for each in fault_proxy.requests] == [("PUT", True)] * 2
 
 
 def test_puts_of_a_busy_region_are_bounded_by_round_trips(

@@ -4,11 +4,13 @@ and no row is lost.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import lance
+import lancedb
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -17,20 +19,19 @@ import memwal
 from memwal import flush, wal
 from memwal.flush.verification.runner import verify_table
 from memwal.ingest.engine.table import writes as table_writes
-from memwal.ingest.engine.table.stored import StoredTable
-from memwal.ingest.service.daemon.service import FlightService
-from tests.conftest import ROOT, Made, wait_until
+from tests.conftest import ROOT, Made, OpenSmall, wait_until
 from tests.messages import raises
+from tests.ways import entered
 
 LEVELS = ("committed", "flushed", "durable", "latest")
-WAYS = ("embedded", "daemon", "storage")
+WAYS = ("embedded", "flight", "storage")
 
 
 class Open:
     """One owner with rows at every level (0-9 base, 10-19 SST, 20-29 memtable), and a reader of the kind `way`."""
 
-    def __init__(self, table: Any, reader: Any, uri: str, made: Made) -> None:
-        self.table, self.reader, self.uri, self.made = table, reader, uri, made
+    def __init__(self, table: Any, reader: Any, uri: str, made: Made, way: str = "embedded") -> None:
+        self.table, self.reader, self.uri, self.made, self.way = table, reader, uri, made, way
 
     @property
     def lance(self) -> Any:
@@ -53,29 +54,23 @@ class Open:
 
 
 @pytest.fixture(params=WAYS)
-def opened(request: Any, open_small: Callable[..., Any], uri: str, made: Made) -> Iterator[Open]:
-    with ExitStack() as stack:
-        table = open_small()
-        for first in (0, 10, 20):
-            table.put(made.rows(range(first, first + 10)))
-            if first < 20:
-                table.flush()
-            if first < 10:
-                table.commit()
-        reader = table
-        if request.param == "daemon":
-            service = FlightService(table, "grpc://127.0.0.1:0")
-            stack.callback(service.shutdown)
-            reader = stack.enter_context(memwal.connect(f"grpc://127.0.0.1:{service.port}"))
-        if request.param == "storage":
-            reader = StoredTable(flush.BaseTable.open(uri), wal.open_store(uri))
-        assert len(Open(table, reader, uri, made).there()) == 30
-        yield Open(table, reader, uri, made)
+def opened(request: Any, open_small: OpenSmall, uri: str, made: Made, ends: ExitStack) -> Open:
+    table = open_small()
+    for first in (0, 10, 20):
+        table.put(made.rows(range(first, first + 10)))
+        if first < 20:
+            table.flush()
+        if first < 10:
+            table.commit()
+    reader = entered(request.param, table, ends)
+    opened = Open(table, reader, uri, made, request.param)
+    assert len(opened.there()) == 30
+    return opened
 
 
 def writer(opened: Open) -> Any:
     """Return the handle that can put: the daemon's client, or the owner."""
-    return opened.table if isinstance(opened.reader, StoredTable) else opened.reader
+    return opened.table if opened.way == "storage" else opened.reader
 
 
 def sound(uri: str) -> None:
@@ -83,7 +78,7 @@ def sound(uri: str) -> None:
     assert not found.findings, found.findings
 
 
-def test_the_recipe_in_the_document(open_small: Callable[..., Any], uri: str, made: Made) -> None:
+def test_the_recipe_in_the_document(open_small: OpenSmall, uri: str, made: Made) -> None:
     text = (ROOT / "ingest" / "engine" / "table" / "changing_columns.md").read_text()
     recipe = text.partition("```python\n")[2].partition("```")[0]
     assert "alter_columns" in recipe
@@ -122,6 +117,9 @@ def test_reads_of_an_open_table_go_on_without_a_dropped_column(opened: Open, dro
             read()
     assert reader.count() == 30
     assert reader.get([5, 15, 25], ["id"]).num_rows == 3
+    opened.drain()
+    assert opened.there("committed") == opened.expected(range(30), **{dropped: None})
+    sound(opened.uri)
 
 
 def test_reads_of_an_open_table_show_an_added_column_as_null(opened: Open) -> None:
@@ -196,6 +194,15 @@ def test_a_put_with_a_dropped_column_is_refused_in_one_line_once_it_is_known(ope
     sound(opened.uri)
 
 
+def test_a_put_with_the_name_of_a_dropped_column_that_another_has_now(opened: Open, made: Made) -> None:
+    opened.lance.drop_columns(["price"])
+    opened.table.count()  # the table knows that the column was dropped
+    opened.lance.alter_columns({"path": "name", "name": "price"})
+    row = {name: value for name, value in made.row(40).items() if name not in {"name", "price"}}
+    opened.table.put([row | {"price": "ten"}])
+    assert opened.there()[40]["price"] == "ten"
+
+
 def test_a_column_that_never_was_is_refused_as_before(opened: Open, made: Made) -> None:
     with raises(memwal.Invalid):
         writer(opened).put([made.row(5) | {"grade": 7}])
@@ -221,7 +228,9 @@ def test_rows_in_the_log_of_a_table_that_crashed_before_the_change(opened: Open)
     """Replayed and flushed rows have the old columns."""
     opened.lance.alter_columns({"path": "price", "name": "cost"}, {"path": "vector", "name": "at"})
     opened.lance.drop_columns(["name"])
-    expected = opened.expected(range(30), price="cost", vector="at", name=None)
+    opened.lance.add_columns(pa.field("grade", pa.int64()))
+    columns = {"price": "cost", "vector": "at", "name": None}
+    expected = {id: row | {"grade": None} for id, row in opened.expected(range(30), **columns).items()}
     with memwal.open(
         opened.uri, settings={"commit": {"interval": "0s"}}, take_over=True
     ) as again:  # fences the first owner
@@ -232,9 +241,7 @@ def test_rows_in_the_log_of_a_table_that_crashed_before_the_change(opened: Open)
     sound(opened.uri)
 
 
-def test_a_table_that_commits_by_itself_takes_a_change_over(
-    open_small: Callable[..., Any], uri: str, made: Made
-) -> None:
+def test_a_table_that_commits_by_itself_takes_a_change_over(open_small: OpenSmall, uri: str, made: Made) -> None:
     table = open_small(commit="100ms")
     table.put(made.rows(range(10)))
     wait_until(lambda: table.count(level="committed") == 10)
@@ -320,11 +327,70 @@ def test_a_key_dropped_under_an_open_table_is_said_in_one_line_and_costs_no_row(
     assert opened.there() == opened.expected(range(31))
 
 
+@pytest.mark.parametrize("committed", [False, True])
+def test_a_key_that_lancedb_renames_is_followed(
+    open_small: OpenSmall, uri: str, made: Made, *, committed: bool
+) -> None:
+    """Plain Lance rejects this change."""
+    with open_small() as table:
+        table.put(made.rows([1, 2, 3]))
+        table.flush()
+        if committed:
+            table.commit()
+        table.put(made.rows([3, 4], 2))
+        lancedb.connect(str(Path(uri).parent)).open_table("table").alter_columns({"path": "id", "rename": "key"})
+        table.put(made.rows([5], 3))  # the rename is not detected yet: acked, and found under the new name
+
+        def found() -> dict[int, str]:
+            return {row["key"]: row["name"] for row in table.scan().read_all().to_pylist()}
+
+        def renamed(ids: list[int], version: int) -> pa.Table:
+            return made.table(ids, version).rename_columns({"id": "key"})
+
+        assert found() == {1: "row 1 v0", 2: "row 2 v0", 3: "row 3 v2", 4: "row 4 v2", 5: "row 5 v3"}
+        with raises(memwal.Invalid):
+            table.put(made.rows([6], 4))
+        table.put(renamed([2, 6], 5))
+        table.delete([1])
+        assert table.get([2, 5])["name"].to_pylist() == ["row 2 v5", "row 5 v3"]
+        now = {2: "row 2 v5", 3: "row 3 v2", 4: "row 4 v2", 5: "row 5 v3", 6: "row 6 v5"}
+        assert found() == now
+        table.flush()
+        table.commit()
+        assert found() == now
+        table.put(renamed([7], 6))
+    with memwal.open(uri) as table:
+        assert found() == {**now, 7: "row 7 v6"}
+
+
+def test_a_table_without_its_key_is_not_opened(opened: Open) -> None:
+    """Lance drops key columns without an error."""
+    opened.table.close()
+    opened.lance.drop_columns(["id"])
+    with raises(memwal.Invalid):
+        memwal.open(opened.uri)
+
+
+def test_what_lance_refuses_while_rows_may_be_on_their_way(open_small: OpenSmall, uri: str) -> None:
+    open_small().close()
+    dataset = lance.dataset(uri)
+    for change, said in (
+        (lambda: dataset.add_columns({"double": "price * 2"}), "computed column"),
+        (lambda: dataset.add_columns(pa.field("x", pa.int64(), nullable=False)), "must be nullable"),
+        (lambda: dataset.alter_columns({"path": "price", "data_type": pa.int32()}), "column's type"),
+        (lambda: dataset.alter_columns({"path": "price", "nullable": False}), "non-nullable"),
+        (lambda: dataset.alter_columns({"path": "id", "name": "key"}), "rename a primary key"),
+    ):
+        with pytest.raises(OSError, match=said):
+            change()
+    assert lance.dataset(uri).version == dataset.version
+
+
 # ---- races -----------------------------------------------------------------------------------------------------------
 
 
 def test_rows_made_for_the_old_columns_fit_a_region_that_took_the_new_ones(
-    open_small: Callable[..., Any], uri: str, made: Made, monkeypatch: pytest.MonkeyPatch
+    open_small: OpenSmall, uri: str, made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A put was converted to the old columns; before its region gets it, another thread applies a change."""
     table = open_small()
@@ -349,7 +415,7 @@ def test_rows_made_for_the_old_columns_fit_a_region_that_took_the_new_ones(
 
 
 def test_a_stream_opened_before_the_change_is_applied_in_the_new_columns(
-    open_small: Callable[..., Any], uri: str, made: Made
+    open_small: OpenSmall, uri: str, made: Made
 ) -> None:
     """The Spark sink streams a region's rows in the columns that the owner had when the stream began."""
     table = open_small(regions=1)
@@ -364,7 +430,7 @@ def test_a_stream_opened_before_the_change_is_applied_in_the_new_columns(
 
 
 def test_lingering_rows_are_appended_in_the_columns_they_were_put_in(
-    open_small: Callable[..., Any], uri: str, made: Made
+    open_small: OpenSmall, uri: str, made: Made
 ) -> None:
     table = open_small(wal={"linger_max": "1h"})
     table.put(made.rows(range(10)), durable=False)
@@ -380,7 +446,7 @@ def test_lingering_rows_are_appended_in_the_columns_they_were_put_in(
 
 
 def test_a_search_after_the_vector_column_of_a_large_table_was_renamed(
-    open_small: Callable[..., Any], uri: str, made: Made
+    open_small: OpenSmall, uri: str, made: Made
 ) -> None:
     """An index is built, and memtables and SSTs use its model."""
     table = open_small()

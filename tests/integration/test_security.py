@@ -4,67 +4,32 @@ from __future__ import annotations
 
 import json
 import pickle
-import ssl
 import sys
 import urllib.request
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-import trustme
 
 import memwal
+from memwal.ingest.service.daemon.serve import check_addresses
 from memwal.ingest.service.rpc.credentials import Access
 from memwal.ingest.service.rpc.guard import Guard
 from memwal.ingest.service.rpc.tls import ClientTls
 from memwal.ingest.settings.load import load
-from tests.conftest import PATIENCE
+from tests.certificates import Certificates
+from tests.conftest import PATIENCE, Cli, SmallConfig, Start, WaitUntil
 from tests.integration.test_http_edge import fetch, scraped
 from tests.messages import raises
 
 TOKEN = "a-token-that-nobody-may-ever-see"
 ENV = {"MEMWAL_TEST_TOKEN": TOKEN}
+BY_REFERENCE = {"token": "env:MEMWAL_TEST_TOKEN"}
 QUIET = {"commit": {"interval": "0s"}, "gc": {"interval": "0s"}}
 
 
-@dataclass(frozen=True)
-class Certificates:
-    """PEM files of an authority, and of a server on loopback with a certificate of this authority."""
-
-    ca: Path
-    cert: Path
-    key: Path
-    stranger: Path
-    """The certificate of another authority."""
-
-    @property
-    def settings(self) -> dict[str, str]:
-        """Return the settings of [daemon], with the token."""
-        found = {"tls_cert": str(self.cert), "tls_key": str(self.key), "tls_ca": str(self.ca)}
-        return {**found, "token": "env:MEMWAL_TEST_TOKEN"}
-
-    @property
-    def context(self) -> ssl.SSLContext:
-        """Return the TLS context of a client."""
-        return ssl.create_default_context(cafile=str(self.ca))
-
-
-@pytest.fixture
-def certificates(tmp_path: Path) -> Certificates:
-    authority, stranger = trustme.CA(), trustme.CA()
-    issued = authority.issue_cert("127.0.0.1", "localhost")
-    found = Certificates(*(tmp_path / f"{name}.pem" for name in ("ca", "cert", "key", "stranger")))
-    authority.cert_pem.write_to_path(str(found.ca))
-    issued.cert_chain_pems[0].write_to_path(str(found.cert))
-    issued.private_key_pem.write_to_path(str(found.key))
-    stranger.cert_pem.write_to_path(str(found.stranger))
-    return found
-
-
-def serve(start: Callable[..., Any], config: Path) -> tuple[Any, str, str]:
+def serve(start: Start, config: Path) -> tuple[Any, str, str]:
     """Start a daemon with an HTTP edge; return the process, its endpoint, its URL."""
     running = start([sys.executable, "-m", "memwal.ingest.cli.app", "serve", str(config)], env=ENV)
     url = running.line_with("metrics, health and status at").rsplit(" ", 1)[1]
@@ -72,42 +37,38 @@ def serve(start: Callable[..., Any], config: Path) -> tuple[Any, str, str]:
 
 
 def test_only_who_has_the_token_and_knows_the_certificate_is_let_in(
-    small_config: Callable[..., Path],
-    start: Callable[..., Any],
-    certificates: Certificates,
-    made: Any,
-    cli: Callable[..., Any],
+    small_config: SmallConfig, start: Start, certificates: Certificates, made: Any, cli: Cli
 ) -> None:
     log = {"level": "debug", "format": "json"}
-    config = small_config(daemon={"http_port": 0, **certificates.settings}, log=log, **QUIET)
+    config = small_config(daemon={"http_port": 0, **certificates.server_only, **BY_REFERENCE}, log=log, **QUIET)
     running, endpoint, url = serve(start, config)
     assert endpoint.startswith("grpc+tls://127.0.0.1:")
     assert url.startswith("https://127.0.0.1:")
-    ca = certificates.ca.read_bytes()
+    ca = certificates.server_ca.read_bytes()
     for token in (None, "", "another", TOKEN + "x", TOKEN[:-1]):
         with raises(memwal.Invalid):
             memwal.connect(endpoint, token=token, tls_ca=ca)
-    for location, authority in ((endpoint, None), (endpoint, certificates.stranger.read_bytes())):
+    for location, authority in ((endpoint, None), (endpoint, Path(certificates.stranger[0]).read_bytes())):
         with raises(memwal.Unavailable):
             memwal.connect(location, token=TOKEN, tls_ca=authority)
     with raises(memwal.Unavailable):
         memwal.connect(endpoint.replace("grpc+tls", "grpc"), token=TOKEN)
     with raises(memwal.Invalid):
-        memwal.connect(endpoint, token=TOKEN, tls_ca=certificates.key)
-    doubtful = {**ENV, "MEMWAL__DAEMON__TLS_CA": str(certificates.stranger)}
+        memwal.connect(endpoint, token=TOKEN, tls_ca=certificates.server[1])
+    doubtful = {**ENV, "MEMWAL__DAEMON__TLS_CA": certificates.stranger[0]}
     for command in ("status", "flush"):  # a live daemon is not treated as ended, and not fenced
         ran = cli(command, config, env=doubtful)
         assert (ran.code, len(ran.error_lines)) == (2, 1), ran.err
         assert "tls_ca" in ran.err
 
-    with memwal.connect(endpoint, token=TOKEN, tls_ca=str(certificates.ca)) as table:
+    with memwal.connect(endpoint, token=TOKEN, tls_ca=str(certificates.server_ca)) as table:
         table.put(made.rows(range(10)))
         assert table.count() == 10
     found = cli("query", config, "--filter", "id < 3", "--columns", "id", "--format", "json", env=ENV)
     assert (found.code, len(json.loads(found.out))) == (0, 3)
     assert endpoint in cli("status", config, "--json", env=ENV).out
 
-    context = certificates.context
+    context = certificates.context()
     for path in ("/metrics", "/status", "/health/readyz"):
         for headers in ({}, {"Authorization": "Bearer another"}, {"Authorization": TOKEN}):
             if headers or path != "/health/readyz":
@@ -133,12 +94,14 @@ def test_only_who_has_the_token_and_knows_the_certificate_is_let_in(
 
 
 def test_daemons_that_share_a_table_let_each_other_in(
-    small_config: Callable[..., Path], start: Callable[..., Any], certificates: Certificates, made: Any
+    small_config: SmallConfig, start: Start, certificates: Certificates, made: Any
 ) -> None:
-    config = small_config(daemon={"workers": 2, **certificates.settings}, regions={"count": 4}, **QUIET)
+    config = small_config(
+        daemon={"workers": 2, **certificates.server_only, **BY_REFERENCE}, regions={"count": 4}, **QUIET
+    )
     running = start([sys.executable, "-m", "memwal.ingest.cli.app", "serve", str(config)], env=ENV)
     endpoint = running.line_with("serving").rsplit(" ", 1)[1]
-    with memwal.connect(endpoint, token=TOKEN, tls_ca=certificates.ca.read_bytes()) as table:
+    with memwal.connect(endpoint, token=TOKEN, tls_ca=certificates.server_ca.read_bytes()) as table:
         table.put(made.rows(range(40)))
         assert table.count() == 40
         status = table.status()
@@ -150,26 +113,26 @@ def test_daemons_that_share_a_table_let_each_other_in(
 
 
 def test_a_pipeline_reaches_its_daemon_through_both(
-    small_config: Callable[..., Path],
-    start: Callable[..., Any],
+    small_config: SmallConfig,
+    start: Start,
     certificates: Certificates,
     tmp_path: Path,
     made: Any,
-    wait_until: Callable[..., Any],
+    wait_until: WaitUntil,
 ) -> None:
     """The sink's tasks, the driver, and the driver's own HTTP edge, which requires the same token."""
     (tmp_path / "in").mkdir()
     for number in range(2):
         pq.write_table(made.table(range(number * 20, number * 20 + 20)), tmp_path / "in" / f"{number}.parquet")
     config = small_config(
-        daemon=certificates.settings,
+        daemon=certificates.server_only | BY_REFERENCE,
         sink={"http_port": 0},
         source={"path": str(tmp_path / "in")},
         log={"level": "info", "format": "json"},
     )
     running = start([sys.executable, "-m", "memwal.ingest.cli.app", "run", str(config)], env=ENV)
     url = running.line_with("metrics, health and status at").rsplit(" ", 1)[1]
-    context, headers = certificates.context, {"Authorization": f"Bearer {TOKEN}"}
+    context, headers = certificates.context(), {"Authorization": f"Bearer {TOKEN}"}
 
     def told(name: str) -> float:
         return scraped(url, context, **headers)(name)
@@ -206,33 +169,17 @@ def test_a_pipeline_reaches_its_daemon_through_both(
 # ---- rejected settings and calls -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("secured", [(), ("token",), ("tls_cert", "tls_key")])
 def test_an_address_that_others_reach_needs_token_and_tls(
-    secured: tuple[str, ...],
-    small_config: Callable[..., Path],
-    certificates: Certificates,
-    monkeypatch: pytest.MonkeyPatch,
-    tree: Callable[..., Any],
-    tmp_path: Path,
+    small_config: SmallConfig, certificates: Certificates
 ) -> None:
-    from memwal.ingest.service.daemon.serve import check_addresses
-
-    monkeypatch.setenv("MEMWAL_TEST_TOKEN", TOKEN)
-    given = {name: certificates.settings[name] for name in secured}
-    settings = load(small_config(daemon={"host": "0.0.0.0", **given}), ENV)
-    with raises(memwal.Invalid) as refused:
-        check_addresses(settings, ENV)
-    assert all(name in str(refused.value) for name in ("daemon.token", "daemon.tls_cert", "daemon.tls_key"))
-
-
-def test_an_address_that_others_reach_is_served_with_both(
-    small_config: Callable[..., Path], certificates: Certificates
-) -> None:
-    from memwal.ingest.service.daemon.serve import check_addresses
-
-    host = "0.0.0.0"
-    settings = load(small_config(daemon={"host": host, **certificates.settings}), ENV)
-    guard = check_addresses(settings, ENV)
+    everything = certificates.server_only | BY_REFERENCE
+    for names in ((), ("token",), ("tls_cert", "tls_key")):
+        given = {name: everything[name] for name in names}
+        settings = load(small_config(f"{len(names)}.toml", daemon={"host": "0.0.0.0", **given}), ENV)
+        with raises(memwal.Invalid) as refused:
+            check_addresses(settings, ENV)
+        assert all(name in str(refused.value) for name in ("daemon.token", "daemon.tls_cert", "daemon.tls_key"))
+    guard = check_addresses(load(small_config(daemon={"host": "0.0.0.0", **everything}), ENV), ENV)
     assert guard.complete
     assert TOKEN not in repr(guard)
 
@@ -248,7 +195,7 @@ def test_an_address_that_others_reach_is_served_with_both(
     ],
 )
 def test_settings_that_are_wrong_are_refused_and_no_secret_repeated(
-    daemon: dict[str, Any], small_config: Callable[..., Path]
+    daemon: dict[str, Any], small_config: SmallConfig
 ) -> None:
     with raises(memwal.Invalid) as refused:
         load(small_config(daemon=daemon), {})
@@ -256,30 +203,30 @@ def test_settings_that_are_wrong_are_refused_and_no_secret_repeated(
 
 
 def test_what_references_and_files_hold_is_checked_before_anything_is_claimed(
-    small_config: Callable[..., Path], certificates: Certificates, tmp_path: Path
+    small_config: SmallConfig, certificates: Certificates, tmp_path: Path
 ) -> None:
     empty = tmp_path / "empty"
     empty.write_text(" \n")
     for changes, environ in (
         ({}, {}),
         ({"token": f"file:{empty}"}, {}),
-        ({"tls_key": str(certificates.ca)}, ENV),
+        ({"tls_key": str(certificates.server_ca)}, ENV),
         ({"tls_cert": str(tmp_path / "none.pem")}, ENV),
     ):
-        settings = load(small_config(daemon={**certificates.settings, **changes}), {})
+        settings = load(small_config(daemon={**certificates.server_only, **BY_REFERENCE, **changes}), {})
         with raises(memwal.Invalid):
             Guard.of(settings.daemon, environ)
 
 
 def test_a_token_travels_by_reference_and_never_in_clear(
-    small_config: Callable[..., Path], certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+    small_config: SmallConfig, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = load(small_config(daemon=certificates.settings), ENV)
+    settings = load(small_config(daemon=certificates.server_only | BY_REFERENCE), ENV)
     access = Access.of(settings)
     pickled = pickle.dumps((settings, access))
     assert TOKEN.encode() not in pickled
     assert pickle.loads(pickled)[1] == access
-    assert access.options(ENV) == {"token": TOKEN, "tls": ClientTls(certificates.ca.read_bytes())}
+    assert access.options(ENV) == {"token": TOKEN, "tls": ClientTls(certificates.server_ca.read_bytes())}
     assert Access().options({}) == {"token": None, "tls": ClientTls()}
     with raises(memwal.Invalid) as refused:
         memwal.connect(["grpc://127.0.0.1:1", "grpc://10.0.0.1:1"], token=TOKEN)

@@ -31,6 +31,7 @@ from memwal.ingest.spark.source.feed import Feed
 from memwal.ingest.spark.source.stream import read_stream
 from memwal.wal import SystemIds, open_store
 from tests.cluster import start_daemon
+from tests.conftest import SmallConfig, Start, WaitUntil
 from tests.s3_server import free_ports
 from tests.support.clock import FakeClock
 
@@ -86,16 +87,16 @@ class Stream:
             query.stop()
 
     def status(self) -> Any:
-        with memwal.connect(self.sink._owner()) as table:
+        with memwal.connect(self.settings.table.uri) as table:
             return table.status()
 
     def names(self) -> dict[int, str]:
-        with memwal.connect(self.sink._owner()) as table:
+        with memwal.connect(self.settings.table.uri) as table:
             return {row["id"]: row["name"] for row in table.scan(["id", "name"]).read_all().to_pylist()}
 
 
 @pytest.fixture
-def stream(spark: Any, small_config: Callable[..., Path], tmp_path: Path) -> Iterator[Callable[..., Stream]]:
+def stream(spark: Any, small_config: SmallConfig, tmp_path: Path) -> Iterator[Callable[..., Stream]]:
     """Make a stream into the small table; its child daemon ends with the test."""
     made: list[Stream] = []
 
@@ -133,7 +134,7 @@ def test_columns_that_a_frame_does_not_have_keep_what_is_stored(stream: Callable
     expected = {id: made.row(id) for id in range(30)}
     for id in range(20, 40):
         expected[id] = {**expected.get(id, dict.fromkeys(made.schema.names) | {"id": id}), "price": 2}
-    with memwal.connect(source.sink._owner()) as table:
+    with memwal.connect(source.settings.table.uri) as table:
         assert {row["id"]: row for row in table.scan().read_all().to_pylist()} == expected
 
 
@@ -235,7 +236,7 @@ def test_of_a_checkpoint_that_was_set_back_no_region_takes_anything(
     source.land(rows)
     source.run(made.schema)
     shutil.copytree(source.checkpoint, tmp_path / "copy")
-    buckets = pa.array(source.sink._table().route(rows))
+    buckets = pa.array(flush.BaseTable.open(source.settings.table.uri).route(rows))
     for _ in range(2):
         source.land(more.filter(pc.equal(buckets, 0)))
         source.run(made.schema)
@@ -258,8 +259,8 @@ def test_a_region_that_missed_a_micro_batch_gets_it_from_the_replay(stream: Call
     query = next((source.checkpoint / "metadata").open()).split('"')[3]
     source.land(made.table(range(30), version=1))
     token = memwal.Token(query, 1)
-    with memwal.connect(source.sink._owner()) as table:
-        base = source.sink._table()
+    with memwal.connect(source.settings.table.uri) as table:
+        base = flush.BaseTable.open(source.settings.table.uri)
         rows = made.table(range(30), version=1)
         part = rows.filter(pa.array(base.route(rows) == 0))
         from memwal.wal import bucket_region
@@ -307,7 +308,7 @@ def test_a_child_daemon_that_dies_under_a_micro_batch_fails_nothing(stream: Call
 
 
 def test_a_child_daemon_that_cannot_come_back_is_named(
-    stream: Callable[..., Stream], made: Any, wait_until: Callable[..., Any]
+    stream: Callable[..., Stream], made: Any, wait_until: WaitUntil
 ) -> None:
     source = stream()
     source.land(made.table(range(30)))
@@ -327,7 +328,7 @@ def test_a_child_daemon_that_cannot_come_back_is_named(
 
 
 def test_two_daemons_are_fed_and_one_that_dies_fails_no_micro_batch(
-    spark: Any, small_config: Callable[..., Path], tmp_path: Path, start: Callable[..., Any], made: Any
+    spark: Any, small_config: SmallConfig, tmp_path: Path, start: Start, made: Any
 ) -> None:
     endpoints = [f"grpc://127.0.0.1:{port}" for port in free_ports(2)]
     (tmp_path / "in").mkdir()

@@ -14,6 +14,7 @@ import memwal
 from memwal.ingest.engine.api.reads import LEVELS
 from memwal.ingest.settings.load import load
 from memwal.ingest.spark.session import configuration, start_session
+from tests.conftest import Cli, OpenSmall, Serve, SmallConfig
 from tests.messages import raises
 
 BY_HAND = {"commit": {"interval": "0s"}, "gc": {"interval": "0s"}}
@@ -67,7 +68,7 @@ def layered(table: Any, made: Any) -> None:
     table.delete([6, 51])
 
 
-def test_every_level_has_the_rows_of_a_scan(spark: Any, open_small: Callable[..., Any], uri: str, made: Any) -> None:
+def test_every_level_has_the_rows_of_a_scan(spark: Any, open_small: OpenSmall, uri: str, made: Any) -> None:
     table = open_small(regions=3)
     layered(table, made)
     counts = {}
@@ -79,7 +80,7 @@ def test_every_level_has_the_rows_of_a_scan(spark: Any, open_small: Callable[...
 
 
 def test_filters_of_spark_and_the_option_filter_never_bring_an_older_row_back(
-    spark: Any, open_small: Callable[..., Any], uri: str, made: Any
+    spark: Any, open_small: OpenSmall, uri: str, made: Any
 ) -> None:
     table = open_small(regions=2)
     layered(table, made)
@@ -94,7 +95,7 @@ def test_filters_of_spark_and_the_option_filter_never_bring_an_older_row_back(
 
 
 def test_a_frame_is_one_moment_for_all_its_reads_also_beside_a_writer(
-    spark: Any, open_small: Callable[..., Any], uri: str, made: Any
+    spark: Any, open_small: OpenSmall, uri: str, made: Any
 ) -> None:
     table = open_small(regions=2)
     layered(table, made)
@@ -128,13 +129,13 @@ def test_a_table_without_a_key_has_every_row_once(spark: Any, uri: str) -> None:
         assert frame(spark, uri, filter="n = 1").count() == 12
 
 
-def test_an_empty_table_has_no_rows(spark: Any, open_small: Callable[..., Any], uri: str) -> None:
+def test_an_empty_table_has_no_rows(spark: Any, open_small: OpenSmall, uri: str) -> None:
     open_small()
     assert rows(frame(spark, uri)) == []
 
 
 def test_latest_has_rows_that_a_daemon_acknowledged_and_holds_in_memory_only(
-    spark: Any, serve: Callable[..., Any], small_config: Callable[..., Path], uri: str, made: Any
+    spark: Any, serve: Serve, small_config: SmallConfig, uri: str, made: Any
 ) -> None:
     _, endpoint = serve(small_config(wal={"linger_max": "1h"}))
     with memwal.connect(endpoint) as table:
@@ -183,9 +184,7 @@ def test_types_that_spark_lacks_arrive_in_wider_ones(spark: Any, uri: str) -> No
         assert found == [{**row, "u": Decimal(2**64 - 1)}, dict.fromkeys(row) | {"id": 2}]
 
 
-def test_what_is_wrong_reaches_the_user_in_lines_of_their_own(
-    spark: Any, open_small: Callable[..., Any], uri: str
-) -> None:
+def test_what_is_wrong_reaches_the_user_in_lines_of_their_own(spark: Any, open_small: OpenSmall, uri: str) -> None:
     open_small()
     said = refused(lambda: frame(spark, uri, levl="latest", level="durabel"))
     assert said.splitlines()[:2] == [
@@ -206,7 +205,7 @@ def test_a_session_without_the_source_says_so_and_a_wrong_argument_is_refused(se
 
 
 def test_a_read_whose_objects_were_deleted_says_read_again(
-    spark: Any, open_small: Callable[..., Any], uri: str, made: Any, tmp_path: Path, cli: Callable[..., Any]
+    spark: Any, open_small: OpenSmall, uri: str, made: Any, tmp_path: Path, cli: Cli
 ) -> None:
     table = open_small(regions=1)
     table.put(made.table(range(5)))
@@ -221,7 +220,7 @@ def test_a_read_whose_objects_were_deleted_says_read_again(
 
 
 def test_sparks_own_pushdown_of_filters_is_not_used_because_it_mixes_up_the_reads_of_a_frame(
-    spark: Any, open_small: Callable[..., Any], uri: str, made: Any
+    spark: Any, open_small: OpenSmall, uri: str, made: Any
 ) -> None:
     """The reason why filters are an option. If the first part fails, Spark has fixed the fault:
     push filters down then.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from memwal.ingest.engine.table.garbage import Ages, TableCollector
 from memwal.ingest.settings.load import load
 from memwal.ingest.spark.session import configuration, start_session
 from memwal.wal.layout import STAGED_PREFIX
+from tests.conftest import Serve
+from tests.integration.test_spark_source import refused
 
 BY_HAND = {"commit": {"interval": "0s"}, "gc": {"interval": "0s"}, "wal": {"read_lease": "0s"}}
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("n", pa.int64())])
@@ -211,7 +213,7 @@ def staged(uri: str) -> list[str]:
 
 
 def test_a_written_micro_batch_is_applied_once_however_often_and_in_whatever_partitions_it_is_repeated(
-    spark: Any, serve: Callable[..., Any], tmp_path: Path, uri: str
+    spark: Any, serve: Serve, tmp_path: Path, uri: str
 ) -> None:
     table_of(uri, key=(), regions=3).close()
     config = tmp_path / "config.toml"
@@ -236,10 +238,3 @@ def test_a_written_micro_batch_is_applied_once_however_often_and_in_whatever_par
         assert "column 'id'" in said.splitlines()[0]
         assert "of Spark partition" in said.splitlines()[0]
         assert len(table) == 90
-
-
-def refused(act: Callable[[], Any]) -> str:
-    """Return memwal's lines in Spark's exception."""
-    with pytest.raises(Exception, match="memwal") as caught:
-        act()
-    return str(caught.value).partition("memwal.ingest.errors.")[2]

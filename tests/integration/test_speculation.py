@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import memwal
-from tests.conftest import ROOT
+from tests.conftest import ROOT, Serve, Start
 from tests.cut_short import BATCHES, ONE_TASK, ROUTE, ROWS, SEND, SPECULATION, Case, Scene, cut_spark, how_it_ended
 from tests.integration.test_spark_streams import finished
 from tests.pausing import Pausing
@@ -32,7 +32,7 @@ CASES = (Case(ONE_TASK, append=True, letters=True), Case(SEND, append=True, lett
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_rows_and_letters_of_a_task_that_runs_twice_arrive_once(
-    spark: Any, tmp_path: Path, start: Callable[..., Any], case: Case
+    spark: Any, tmp_path: Path, start: Start, case: Case
 ) -> None:
     table = Scene(spark, tmp_path, case, start)
     try:
@@ -45,7 +45,7 @@ def test_rows_and_letters_of_a_task_that_runs_twice_arrive_once(
         table.close()
 
 
-def test_a_routing_task_that_runs_twice_is_one(spark: Any, tmp_path: Path, start: Callable[..., Any]) -> None:
+def test_a_routing_task_that_runs_twice_is_one(spark: Any, tmp_path: Path, start: Start) -> None:
     table = Scene(spark, tmp_path, Case(ROUTE, append=True, letters=True), start)
     try:
         table.run_twice(7, race=False)
@@ -55,7 +55,7 @@ def test_a_routing_task_that_runs_twice_is_one(spark: Any, tmp_path: Path, start
 
 
 def test_a_micro_batch_that_is_written_by_name_has_each_row_once(
-    spark: Any, serve: Callable[..., Any], tmp_path: Path, uri: str
+    spark: Any, serve: Serve, tmp_path: Path, uri: str
 ) -> None:
     memwal.register_spark(spark)
     schema = pa.schema([pa.field("id", pa.int64(), nullable=False)])

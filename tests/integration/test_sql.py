@@ -25,8 +25,10 @@ import memwal
 from memwal.ingest.engine.api.reads import LEVELS
 from memwal.ingest.engine.api.results import RowStream
 from memwal.ingest.engine.api.sql import sources
-from memwal.ingest.service.daemon.service import FlightService
+from memwal.ingest.engine.table.embedded import Table
+from tests.conftest import OpenSmall, SmallConfig
 from tests.messages import raises
+from tests.ways import entered
 
 WAYS = ("embedded", "flight", "two daemons", "storage")
 NAN, INF = float("nan"), float("inf")
@@ -87,12 +89,6 @@ def condition(draw: random.Random, depth: int = 0) -> str:
 
 
 @pytest.fixture
-def ends() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
-
-
-@pytest.fixture
 def owner(tmp_path: Path, ends: ExitStack) -> Any:
     """Yield rows of every type at every level, newer versions and deletes above older ones; some
     columns are indexed.
@@ -112,35 +108,9 @@ def owner(tmp_path: Path, ends: ExitStack) -> Any:
     return table
 
 
-@pytest.fixture
-def into(owner: Any, ends: ExitStack) -> Callable[[str], Any]:
-    """Return the table through one of the ways into it."""
-
-    def serve() -> str:
-        service = FlightService(owner, "grpc://127.0.0.1:0")
-        ends.callback(service.shutdown)
-        return f"grpc://127.0.0.1:{service.port}"
-
-    def enter(way: str) -> Any:
-        if way == "embedded":
-            return owner
-        if way == "storage":
-            return ends.enter_context(memwal.open(owner.base.uri, read_only=True))
-        if way == "flight":
-            return ends.enter_context(memwal.connect(serve()))
-        client = ends.enter_context(memwal.connect([serve(), serve()]))
-        regions, router = client.router.regions, client.router
-        pairs = zip(regions, router.endpoints, strict=True)
-        router._believe({region: router._owners[region]._replace(endpoint=at) for region, at in pairs})
-        assert router.sole is None
-        return client
-
-    return enter
-
-
 @pytest.fixture(params=WAYS)
-def table(request: pytest.FixtureRequest, into: Callable[[str], Any]) -> Any:
-    return into(request.param)
+def table(request: pytest.FixtureRequest, owner: Any, ends: ExitStack) -> Any:
+    return entered(request.param, owner, ends)
 
 
 def by_datafusion(found: pa.Table, query: str) -> list[Any]:
@@ -357,14 +327,14 @@ def test_a_query_reads_one_moment(table: Any, owner: Any, monkeypatch: pytest.Mo
 def test_what_is_asked_of_the_owner(
     orders: Any, monkeypatch: pytest.MonkeyPatch, query: str, columns: list[str], filter: str | None, limit: int | None
 ) -> None:
-    through, asked = type(orders._engine)._answer, list[dict[str, Any]]()
+    through, asked = Table._answer, list[dict[str, Any]]()
 
     def answer(self: Any, read: str, level: str, /, **request: Any) -> Any:
         if request.get("limit") != 0:
             asked.append(request)
         return through(self, read, level, **request)
 
-    monkeypatch.setattr(type(orders._engine), "_answer", answer)
+    monkeypatch.setattr(Table, "_answer", answer)
     orders.sql(query).read_all()
     assert asked == [{"columns": columns, "filter": filter, "limit": limit, "explain": None}]
 
@@ -402,8 +372,8 @@ def endless(orders: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         schema = pa.schema([pa.field(name, SCHEMA.field(name).type) for name in columns])
         return RowStream(schema, batches(schema))
 
-    through = type(orders._engine).scan
-    monkeypatch.setattr(type(orders._engine), "scan", scan)
+    through = Table.scan
+    monkeypatch.setattr(Table, "scan", scan)
     return given
 
 
@@ -464,7 +434,7 @@ def test_a_scan_that_fails_says_why(orders: Any, monkeypatch: pytest.MonkeyPatch
         yield pa.RecordBatch.from_arrays([pa.nulls(1, field.type) for field in schema], schema=schema)
         raise memwal.Unavailable("the daemon was lost", {"reason": "lost"})
 
-    through = type(orders._engine).scan
+    through = Table.scan
 
     def scan(self: Any, columns: Any = None, *_: Any, limit: Any = None, **__: Any) -> RowStream:
         if limit == 0:
@@ -472,7 +442,7 @@ def test_a_scan_that_fails_says_why(orders: Any, monkeypatch: pytest.MonkeyPatch
         schema = pa.schema([pa.field(name, SCHEMA.field(name).type) for name in columns])
         return RowStream(schema, failing(schema))
 
-    monkeypatch.setattr(type(orders._engine), "scan", scan)
+    monkeypatch.setattr(Table, "scan", scan)
     for query in ("select count(n) from table", "select count(*) from table a join table b on a.n = b.n"):
         with raises(memwal.Unavailable) as lost:
             orders.sql(query).read_all()
@@ -588,7 +558,7 @@ def test_wrong_arguments(orders: Any, arguments: dict[str, Any]) -> None:
 # ---- the command ---------------------------------------------------------------------------------------------------
 
 
-def test_the_command(open_small: Callable[..., Any], small_config: Callable[..., Path], made: Any, cli: Any) -> None:
+def test_the_command(open_small: OpenSmall, small_config: SmallConfig, made: Any, cli: Any) -> None:
     table = open_small()
     table.put(made.rows(range(1500)))
     table.close()

@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
+import lance
 import pyarrow as pa
 import pytest
 
 import memwal
 from memwal import flush, wal
+from memwal.flush import SstInvalid
 from memwal.ingest.engine.region.state import RegionLevels
 from memwal.ingest.errors import Invalid, Unavailable, UnknownOutcome
+from memwal.wal.layout import manifest_key
 from tests.conftest import wait_until
+from tests.failure_matrix import FAULTS, Call, FaultyStore
+from tests.fault_proxy import FaultProxy, swallows
 from tests.messages import raises
+from tests.s3_fixtures import S3Table
+from tests.s3_server import S3Server
+from tests.support.clock import FakeClock
+from tests.table_stages import REGION, Owner, read
+from tests.table_stages import SCHEMA as STAGED
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.int64())])
 
@@ -194,3 +205,43 @@ def test_a_flush_ends_while_others_go_on_writing(tmp_path: Path, monkeypatch: py
         writing.join()
         assert ended
         assert 0 in table.scan(["id"], level="flushed").read_all()["id"].to_pylist()
+
+
+@pytest.mark.parametrize("file", ["page_data", "page_lookup"])
+def test_an_sst_without_its_key_index_is_not_published(
+    s3_table_through_proxy: S3Table, s3_server: S3Server, fault_proxy: FaultProxy, prepared: dict[str, Path], file: str
+) -> None:
+    """Storage acknowledges the index, but does not store it. Lance's writer publishes before the index exists."""
+    uri, options = s3_table_through_proxy.uri, s3_table_through_proxy.storage_options
+    s3_server.upload(prepared["flush"], uri)
+    owner = Owner(uri, options, wal.open_store(uri, options))
+    entries = owner.claim().entries
+    fault_proxy.inject(swallows(), method="PUT", key=f"_pk_index/{file}")
+    with raises(SstInvalid):
+        owner.flush(entries)
+    assert read(owner, owner.claim()) == {0: 1, 1: 1, 2: 1, 3: 1, 4: 1}
+    assert owner.claimed.manifest.ssts == ()
+    owner.flush(entries)
+    assert [sst.generation for sst in owner.claim().manifest.ssts] == [1]
+
+
+@pytest.mark.parametrize("level", ["flushed", "durable", "latest"])
+def test_a_committed_sst_still_listed_does_not_shadow_a_newer_base_row(
+    prepared: dict[str, Path], tmp_path: Path, level: str
+) -> None:
+    uri = str(shutil.copytree(prepared["commit"], tmp_path / "table.lance"))
+    store = FaultyStore(wal.LocalStore(uri), FakeClock())
+    owner = Owner(uri, {}, store)
+    owner.claim()
+    prune = manifest_key(REGION, owner.claimed.manifest.version + 1)
+    store.arm(FAULTS["permanent failure"], Call("put_if_absent", prune, 1))
+    with pytest.raises(wal.StoreRefused):
+        owner.commit()
+    assert [sst.generation for sst in owner.claim().manifest.ssts] == [2, 3]  # committed, and still listed
+    other = lance.dataset(uri).merge_insert("id").when_matched_update_all()
+    other.execute(pa.table({"id": [3, 5], "n": [300, 500]}, schema=STAGED))
+    with memwal.open(uri, settings={"commit": {"interval": 0}, "gc": {"interval": 0}}) as table:
+        found = {row["id"]: row["n"] for row in table.scan(level=level).read_all().to_pylist()}
+        assert {id: found[id] for id in (3, 5)} == {3: 300, 5: 500}
+        table.commit()
+        assert {row["id"]: row["n"] for row in table.scan(level="committed").read_all().to_pylist()}[3] == 300

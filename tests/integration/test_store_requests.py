@@ -20,7 +20,7 @@ from memwal.ingest.service.ops.metrics import Scrape
 from memwal.ingest.service.ops.storage import LANCE, KindRequests, StorageCollector
 from memwal.ingest.settings.sections import CostSettings
 from tests import fault_proxy as faults
-from tests.conftest import SCHEMA
+from tests.conftest import SCHEMA, OpenSmall
 from tests.fault_proxy import FaultProxy, Request
 
 KINDS = {
@@ -104,7 +104,7 @@ def test_the_metric_has_the_requests_that_arrive_and_their_cost(
 
 
 def test_local_files_are_counted_and_cost_nothing(
-    open_small: Callable[..., Any], metrics: Callable[..., Any], made: Any
+    open_small: OpenSmall, metrics: Callable[..., Any], made: Any
 ) -> None:
     before, spent = metrics()
     table = open_small(regions=1, gc={"interval": "0s"})

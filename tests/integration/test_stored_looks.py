@@ -17,6 +17,7 @@ from memwal.ingest.engine.table.stored import StoredTable
 from memwal.ingest.errors import Invalid
 from memwal.wal import LocalStore, StoreRefused
 from memwal.wal.layout import parse_entry_key
+from tests.conftest import OpenSmall
 from tests.messages import raises
 
 NOW = Ages(0.0, 0.0, 604_800.0, 0.0)
@@ -61,9 +62,7 @@ def ids(table: Any) -> list[int]:
     return found
 
 
-def test_an_unchanged_look_reads_no_entry_and_lists_nothing(
-    open_small: Callable[..., Any], made: Any, uri: str
-) -> None:
+def test_an_unchanged_look_reads_no_entry_and_lists_nothing(open_small: OpenSmall, made: Any, uri: str) -> None:
     table = open_small(regions=2)
     table.put(made.rows(range(10)))
     reader, store = stored(uri)
@@ -77,7 +76,7 @@ def test_an_unchanged_look_reads_no_entry_and_lists_nothing(
 
 
 def test_a_look_sees_the_flush_commit_and_collection_of_what_it_had_read(
-    open_small: Callable[..., Any], made: Any, uri: str
+    open_small: OpenSmall, made: Any, uri: str
 ) -> None:
     """The look also sees entries that it had not read: one reader sees every step, the other one sleeps in between."""
     table = open_small(regions=1)
@@ -100,7 +99,7 @@ def test_a_look_sees_the_flush_commit_and_collection_of_what_it_had_read(
     assert ids(slept) == ids(awake) == [0, 1, 2, 3]
 
 
-def test_rows_flushed_and_collected_within_a_look_are_seen(open_small: Callable[..., Any], made: Any, uri: str) -> None:
+def test_rows_flushed_and_collected_within_a_look_are_seen(open_small: OpenSmall, made: Any, uri: str) -> None:
     """The rows are acknowledged before the look begins, and are flushed and collected before one of its requests."""
     table = open_small(regions=1)
     table.put(made.rows([0]))
@@ -123,7 +122,7 @@ def test_rows_flushed_and_collected_within_a_look_are_seen(open_small: Callable[
         store.before = lambda key: None
 
 
-def test_after_a_failed_look_the_next_one_is_whole(open_small: Callable[..., Any], made: Any, uri: str) -> None:
+def test_after_a_failed_look_the_next_one_is_whole(open_small: OpenSmall, made: Any, uri: str) -> None:
     """Whichever request fails, also in the middle of a batch of new entries, no row is lost or doubled."""
     table = open_small(regions=2)
     table.put(made.rows(range(4)))
@@ -150,7 +149,7 @@ def test_after_a_failed_look_the_next_one_is_whole(open_small: Callable[..., Any
 
 @pytest.mark.parametrize("wal_format", ["lance", "arrow"])
 def test_a_resize_is_seen_with_the_rows_of_its_new_regions(
-    open_small: Callable[..., Any], made: Any, uri: str, wal_format: str
+    open_small: OpenSmall, made: Any, uri: str, wal_format: str
 ) -> None:
     """In arrow format the schema does not show the routing."""
     table = open_small(regions=1, wal={"format": wal_format})
@@ -169,7 +168,7 @@ def test_a_resize_is_seen_with_the_rows_of_its_new_regions(
         assert ids(reader) == ids(stored(uri)[0]) == list(range(5 * count + 5))
 
 
-def test_a_take_over_and_changed_columns_between_two_looks(open_small: Callable[..., Any], made: Any, uri: str) -> None:
+def test_a_take_over_and_changed_columns_between_two_looks(open_small: OpenSmall, made: Any, uri: str) -> None:
     table = open_small(regions=2)
     table.put(made.rows(range(5)))
     reader = stored(uri)[0]
@@ -184,9 +183,7 @@ def test_a_take_over_and_changed_columns_between_two_looks(open_small: Callable[
     assert ids(reader) == list(range(7))
 
 
-def test_readers_in_many_threads_see_every_row_acknowledged_before(
-    open_small: Callable[..., Any], made: Any, uri: str
-) -> None:
+def test_readers_in_many_threads_see_every_row_acknowledged_before(open_small: OpenSmall, made: Any, uri: str) -> None:
     """Threads share looks, but none that began before their own call."""
     table = open_small(regions=2)
     table.put(made.rows([0]))
@@ -219,7 +216,7 @@ def test_readers_in_many_threads_see_every_row_acknowledged_before(
 
 
 def test_close_lets_the_rows_of_the_log_go_and_later_reads_read_them_again(
-    open_small: Callable[..., Any], made: Any, uri: str
+    open_small: OpenSmall, made: Any, uri: str
 ) -> None:
     table = open_small(regions=1)
     table.put(made.rows([0, 1]))

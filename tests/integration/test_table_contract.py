@@ -7,7 +7,7 @@ The oracle is a dict per level, computed from the calls alone, without a read of
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from itertools import product
 from pathlib import Path
@@ -21,8 +21,9 @@ from lancedb.rerankers import LinearCombinationReranker, MRRReranker, RRFReranke
 import memwal
 from memwal.ingest.engine.api.reads import READS
 from memwal.ingest.engine.read.merged import MergedView
-from memwal.ingest.service.daemon.service import FlightService
+from tests.conftest import OpenSmall, Tree
 from tests.messages import raises
+from tests.ways import entered
 
 LEVELS = ("committed", "flushed", "durable", "latest")
 Model = dict[int, dict[str, Any]]
@@ -38,40 +39,37 @@ class _ReadByOthers:
         return getattr(self._reader if name in (*READS, "hybrid") else self._owner, name)
 
 
-@pytest.fixture
-def way_in() -> Iterator[Callable[[str, Any], Any]]:
-    """Return a function that turns an embedded table into the object that the test calls; the fixture closes it at the
-    end.
-    """
-    with ExitStack() as opened:
-
-        def enter(way: str, table: Any) -> Any:
-            if way == "storage":
-                return _ReadByOthers(table, opened.enter_context(memwal.open(table.base.uri, read_only=True)))
-            if way == "flight":
-                service = FlightService(table, "grpc://127.0.0.1:0")
-                opened.callback(service.shutdown)
-                return opened.enter_context(memwal.connect(f"grpc://127.0.0.1:{service.port}"))
-            return table
-
-        yield enter
+def through(way: str, owner: Any, ends: ExitStack) -> Any:
+    """Return the object that the test calls."""
+    entrance = entered(way, owner, ends)
+    return _ReadByOthers(owner, entrance) if way == "storage" else entrance
 
 
 WAYS = [("embedded", "lance"), ("embedded", "arrow"), ("flight", "lance"), ("storage", "lance")]
 
 
 @pytest.fixture(params=WAYS)
-def table(request: pytest.FixtureRequest, open_small: Callable[..., Any], way_in: Callable[[str, Any], Any]) -> Any:
+def table(request: pytest.FixtureRequest, open_small: OpenSmall, ends: ExitStack) -> Any:
     """Return an empty table, for each way into it and each format of WAL entries."""
     way, entries = request.param
-    return way_in(way, open_small(wal={"format": entries}))
+    return through(way, open_small(wal={"format": entries}), ends)
 
 
 @pytest.fixture
 def layered(table: Any, made: Any) -> tuple[Any, dict[str, Model]]:
-    """Fill a table with rows at every level, newer versions and deletes above older ones; return the expected rows per
-    level.
-    """
+    """Fill a table; return it with the expected rows per level."""
+    return table, filled(table, made)
+
+
+@pytest.fixture
+def two_texts(table: Any, made: Any) -> tuple[Any, dict[str, Model]]:
+    """Return the same with a second text index, of the column `name`. A row's name is "row ID vVERSION"."""
+    table.create_index("name", "fts", with_position=True)
+    return table, filled(table, made)
+
+
+def filled(table: Any, made: Any) -> dict[str, Model]:
+    """Put rows at every level, newer versions and deletes above older ones; return the expected rows per level."""
     model: Model = {}
 
     def put(ids: range, version: int) -> None:
@@ -97,7 +95,7 @@ def layered(table: Any, made: Any) -> tuple[Any, dict[str, Model]]:
     put(range(35, 40), 2)
     put(range(7, 8), 2)
     levels["durable"] = levels["latest"] = dict(model)
-    return table, levels
+    return levels
 
 
 def by_id(rows: pa.Table) -> Model:
@@ -180,37 +178,6 @@ def test_match_finds_every_row_with_the_word_and_no_other(layered: tuple[Any, di
             assert scores == sorted(scores, reverse=True)
             filtered = table.match("body", word, k=100, filter="price < 500", level=level)
             assert set(by_id(filtered)) == {id for id in expected if levels[level][id]["price"] < 500}, (level, word)
-
-
-@pytest.fixture(params=WAYS)
-def two_texts(
-    request: pytest.FixtureRequest, uri: str, made: Any, way_in: Callable[[str, Any], Any]
-) -> Iterator[tuple[Any, dict[str, Model]]]:
-    """Yield a table with two text columns and rows at every level, newer versions and deletes above older ones, and the
-    expected rows per level. A row's name is "row ID vVERSION".
-    """
-    way, entries = request.param
-    indexes = {"vector": "ivf_pq", "name": {"type": "fts", "with_position": True}, "body": "fts"}
-    settings = {"commit": {"interval": "0s"}, "wal": {"format": entries}}
-    with memwal.open(uri, schema=made.schema, key="id", regions=2, indexes=indexes, settings=settings) as owner:
-        table = way_in(way, owner)
-        model = {row["id"]: row for row in made.rows(range(30))}
-        table.put(made.rows(range(30)))
-        table.flush()
-        table.commit()
-        levels = {"committed": dict(model)}
-        table.put(made.rows(range(10, 20), 1))
-        table.delete([5])
-        model |= {row["id"]: row for row in made.rows(range(10, 20), 1)}
-        del model[5]
-        table.flush()
-        levels["flushed"] = dict(model)
-        table.put(made.rows(range(15, 25), 2))
-        table.delete([11, 7])
-        model |= {row["id"]: row for row in made.rows(range(15, 25), 2)}
-        del model[11], model[7]
-        levels["durable"] = levels["latest"] = dict(model)
-        yield table, levels
 
 
 def _has(row: dict[str, Any], *words: str) -> bool:
@@ -553,9 +520,7 @@ BAD_ROWS = {
 }
 
 
-def test_bad_rows_are_refused_in_one_line_and_nothing_is_written(
-    table: Any, made: Any, uri: str, tree: Callable[[Path], dict[str, int]]
-) -> None:
+def test_bad_rows_are_refused_in_one_line_and_nothing_is_written(table: Any, made: Any, uri: str, tree: Tree) -> None:
     table.put(made.rows(range(3)))
     before = tree(Path(uri))
     for case, (rows, named) in BAD_ROWS.items():
@@ -568,59 +533,6 @@ def test_bad_rows_are_refused_in_one_line_and_nothing_is_written(
         assert by_id(table.scan().read_all()) == by_id(made.table(range(3))), case
     table.put(made.rows([9]))
     assert table.count() == 4
-
-
-BAD_CALLS: dict[str, tuple[Callable[[Any], Any], tuple[str, ...]]] = {
-    "level": (lambda table: table.scan(level="lastest").read_all(), ("lastest", "latest")),
-    "column of scan": (lambda table: table.scan(columns=["prize"]).read_all(), ("prize", "price")),
-    "column of get": (lambda table: table.get(1, columns=["prize"]), ("prize", "price")),
-    "column of filter": (lambda table: table.scan(filter="prize > 3").read_all(), ("prize", "price")),
-    "filter": (lambda table: table.count("price >"), ("price >",)),
-    "search column": (lambda table: table.search("vektor", [0.0] * 8), ("vektor", "vector")),
-    "search width": (lambda table: table.search("vector", [0.0] * 5), ("vector", "5", "8")),
-    "match column": (lambda table: table.match("bodi", "x"), ("bodi", "body")),
-    "match without index": (lambda table: table.match("name", "x"), ("name", "fts")),
-    "match of no columns": (lambda table: table.match([], "x"), ("column", "list of columns")),
-    "match of several": (lambda table: table.match(["body", "bodi"], "x"), ("bodi", "body")),
-    "match of several without index": (lambda table: table.match(["body", "name"], "x"), ("name", "fts")),
-    "boost": (lambda table: table.match({"body": -1}, "x"), ("body", "-1", "0.001")),
-    "boost of hybrid": (
-        lambda table: table.hybrid([0.0] * 8, "x", text_column={"body": float("nan")}),
-        ("body", "nan"),
-    ),
-    "hybrid width": (lambda table: table.hybrid([0.0] * 5, "x"), ("vector", "5", "8")),
-    "hybrid not finite": (lambda table: table.hybrid([float("nan")] * 8, "x"), ("vector", "nan")),
-    "hybrid column": (lambda table: table.hybrid([0.0] * 8, "x", text_column="bodi"), ("text_column", "bodi", "body")),
-    "hybrid without index": (lambda table: table.hybrid([0.0] * 8, "x", text_column="name"), ("name", "fts")),
-    "hybrid k": (lambda table: table.hybrid([0.0] * 8, "x", k=0), ("k is 0",)),
-    "hybrid candidates": (lambda table: table.hybrid([0.0] * 8, "x", candidates=0), ("candidates is 0",)),
-    "hybrid weights": (lambda table: table.hybrid([0.0] * 8, "x", weights=(1, -1)), ("weights", "-1")),
-    "hybrid filter": (lambda table: table.hybrid([0.0] * 8, "x", filter="prize > 3"), ("prize", "price")),
-    "hybrid text": (lambda table: table.hybrid([0.0] * 8, 7), ("body", "string")),
-    "key type": (lambda table: table.get(["seven"]), ("id", "int64")),
-    "text as keys": (lambda table: table.get("seven"), ("['seven']", "filter=")),
-    "key column": (lambda table: table.delete([{"idd": 1}]), ("idd", "id")),
-    "delete column": (lambda table: table.delete(filter="prize > 3"), ("prize", "price")),
-    "delete filter": (lambda table: table.delete(filter="price >"), ("price >",)),
-    "delete row": (lambda table: table.delete(filter="10 / (price - price) > 1"), ("zero",)),
-    "delete all": (lambda table: table.delete(filter=""), ("filter ''",)),
-    "delete both": (lambda table: table.delete([1], filter="price > 3"), ("keys", "filter")),
-    "delete neither": (lambda table: table.delete(), ("keys", "filter")),
-    "delete timeout": (lambda table: table.delete(filter="true", timeout=0), ("timeout",)),
-    "delete token": (lambda table: table.delete(filter="true", token="loader"), ("loader", "name:number")),
-    "token": (lambda table: table.put([{"id": 1}], missing="null", token="loader"), ("loader", "name:number")),
-}
-
-
-def test_bad_calls_are_refused_in_one_line_that_names_what_is_wrong(table: Any, made: Any) -> None:
-    table.put(made.rows(range(3)))
-    for case, (call, named) in BAD_CALLS.items():
-        with pytest.raises(memwal.Invalid) as refused:
-            call(table)
-        text = str(refused.value)
-        assert len(text.splitlines()) == 1, case
-        assert [name for name in named if name not in text] == [], (case, text)
-        assert table.count() == 3, case
 
 
 # ---- state ---------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import lance
+import pyarrow as pa
 import pytest
 
 import memwal
@@ -185,6 +186,36 @@ def test_a_table_that_was_written_over_starts_anew_without_its_regions(
         table.commit()
         assert len(versions_of_rows(table)) == 5
     assert not findings(uri)
+
+
+def test_a_table_whose_metadata_was_wiped_names_the_version_to_restore(open_small: Open, made: Made, uri: str) -> None:
+    """Restoring that version brings every acknowledged row back."""
+    with open_small(uri) as table:
+        table.put(made.rows(range(10), 1))
+        table.flush()
+        table.commit()
+        table.put(made.rows(range(5, 15), 2))
+        table.flush()
+        lance.dataset(uri).replace_schema_metadata({})
+        good = lance.dataset(uri).version - 1
+        other = made.table([99]).cast(pa.schema(list(lance.dataset(uri).schema)))
+        lance.write_dataset(other, uri, mode="append")
+        table.put(made.rows(range(14, 20), 3))  # the owner has not detected it yet
+        with raises(memwal.MemWalError):
+            table.count()
+        with raises(memwal.MemWalError):
+            table.commit()
+        assert f"restore version {good} " in table.upkeep.failures[0]["error"]
+    for opening in ({}, {"schema": made.schema, "key": "id", "regions": 2}):
+        with raises(memwal.MemWalError):
+            memwal.open(uri, **opening)
+    lance.dataset(uri, version=good).restore()
+    with open_small(uri) as table:
+        wanted = dict.fromkeys(range(5), "v1") | dict.fromkeys(range(5, 14), "v2") | dict.fromkeys(range(14, 20), "v3")
+        assert versions_of_rows(table) == wanted
+        table.flush()
+        table.commit()
+        assert lance.dataset(uri).count_rows() == len(wanted)
 
 
 def test_a_table_made_anew_under_an_open_one_is_not_read_as_it(open_small: Open, made: Made, uri: str) -> None:

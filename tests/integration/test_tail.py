@@ -9,31 +9,24 @@ import json
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import memwal
-from memwal.ingest.cli.app import main
+from tests.conftest import Cli, OpenSmall, Ran, Serve, SmallConfig, Start
 
 
 @pytest.fixture
-def tail(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
-    """Run `memwal tail` in this process; return exit code, output, errors."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["memwal", "tail", *map(str, arguments)])
-        monkeypatch.setenv("COLUMNS", "200")
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return (int(ended.value.code or 0), *capsys.readouterr())
-
-    return run
+def tail(cli: Cli) -> Callable[..., Ran]:
+    """Run `memwal tail`."""
+    return partial(cli, "tail")
 
 
 @pytest.fixture
-def config(small_config: Callable[..., Path], open_small: Callable[..., Any], made: Any) -> Path:
+def config(small_config: SmallConfig, open_small: OpenSmall, made: Any) -> Path:
     """Return the configuration of a closed table, with two rows put, one changed and one deleted."""
     table = open_small(regions=1)
     table.put(made.rows([1, 2]))
@@ -43,10 +36,12 @@ def config(small_config: Callable[..., Path], open_small: Callable[..., Any], ma
     return small_config()
 
 
-def test_json_is_one_object_per_line_and_a_position_goes_on(config: Path, tail: Any, tmp_path: Path) -> None:
-    code, out, err = tail(config, "--format", "json", "--columns", "name")
-    assert code == 0
-    rows = [json.loads(line) for line in out.splitlines()]
+def test_json_is_one_object_per_line_and_a_position_goes_on(
+    config: Path, tail: Callable[..., Ran], tmp_path: Path
+) -> None:
+    ran = tail(config, "--format", "json", "--columns", "name")
+    assert ran.code == 0
+    rows = [json.loads(line) for line in ran.out.splitlines()]
     assert [(row["_change"], row["id"], row["name"]) for row in rows] == [
         ("insert", 1, "row 1 v0"),
         ("insert", 2, "row 2 v0"),
@@ -54,45 +49,45 @@ def test_json_is_one_object_per_line_and_a_position_goes_on(config: Path, tail: 
         ("delete", 2, None),
     ]
     assert [(row["_position"], row["_row"]) for row in rows] == [(1, 0), (1, 1), (2, 0), (3, 0)]
-    position = err.split("'")[1]
-    assert tail(config, "--format", "json", "--since", position)[1] == ""
+    position = ran.err.split("'")[1]
+    assert tail(config, "--format", "json", "--since", position).out == ""
     earlier = json.loads(position)
     earlier["regions"] = dict.fromkeys(earlier["regions"], 2)
     (tmp_path / "position.json").write_text(json.dumps(earlier))
-    out = tail(config, "--format", "json", "--images", "both", "--since", f"@{tmp_path / 'position.json'}")[1]
+    out = tail(config, "--format", "json", "--images", "both", "--since", f"@{tmp_path / 'position.json'}").out
     assert [(row["_change"], row["name"]) for row in map(json.loads, out.splitlines())] == [("delete", "row 2 v0")]
 
 
-def test_csv_and_table(config: Path, tail: Any) -> None:
-    rows = list(csv.reader(io.StringIO(tail(config, "--format", "csv", "--columns", "name")[1])))
+def test_csv_and_table(config: Path, tail: Callable[..., Ran]) -> None:
+    rows = list(csv.reader(io.StringIO(tail(config, "--format", "csv", "--columns", "name").out)))
     assert rows[0] == ["_change", "_region", "_position", "_row", "id", "name"]
     assert [row[0] for row in rows[1:]] == ["insert", "insert", "update", "delete"]
-    shown = tail(config, "--columns", "name")[1]
+    shown = tail(config, "--columns", "name").out
     assert "row 1 v1" in shown
     assert "_region" not in shown
 
 
 def test_a_large_entry_is_printed_in_parts(
-    open_small: Callable[..., Any], small_config: Callable[..., Path], tail: Any, made: Any
+    open_small: OpenSmall, small_config: SmallConfig, tail: Callable[..., Ran], made: Any
 ) -> None:
     table = open_small(regions=1)
     table.put(made.rows(range(1_200)))
     table.close()
-    out = tail(small_config(), "--columns", "name")[1]
+    out = tail(small_config(), "--columns", "name").out
     heads = [number for number, line in enumerate(out.splitlines()) if "_change" in line]
     assert len(heads) == 3
     assert max(end - begin for begin, end in itertools.pairwise(heads)) < 510
     assert out.count(" v0") == 1_200
 
 
-def test_a_limit_ends_it_and_its_position_skips_no_row(config: Path, tail: Any) -> None:
+def test_a_limit_ends_it_and_its_position_skips_no_row(config: Path, tail: Callable[..., Ran]) -> None:
     """A position at a limit inside an entry repeats the rows of that entry, and no others."""
-    whole = [json.loads(line) for line in tail(config, "--format", "json")[1].splitlines()]
+    whole = [json.loads(line) for line in tail(config, "--format", "json").out.splitlines()]
     for limit, first in ((1, 0), (2, 2), (3, 3), (4, 4), (9, 4)):
-        _, out, err = tail(config, "--format", "json", "--limit", limit)
-        assert [json.loads(line) for line in out.splitlines()] == whole[:limit]
-        assert ("repeats 1 row" in err) == (limit == 1)
-        rest = tail(config, "--format", "json", "--since", err.split("'")[1])[1]
+        ran = tail(config, "--format", "json", "--limit", limit)
+        assert [json.loads(line) for line in ran.out.splitlines()] == whole[:limit]
+        assert ("repeats 1 row" in ran.err) == (limit == 1)
+        rest = tail(config, "--format", "json", "--since", ran.err.split("'")[1]).out
         assert [json.loads(line) for line in rest.splitlines()] == whole[first:]
 
 
@@ -107,18 +102,15 @@ def test_a_limit_ends_it_and_its_position_skips_no_row(config: Path, tail: Any) 
         (("--columns", "nam"), "name"),
     ],
 )
-def test_mistakes_are_one_line(
-    config: Path, tail: Any, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], text: str
-) -> None:
-    monkeypatch.chdir(config.parent)
+def test_mistakes_are_one_line(config: Path, tail: Callable[..., Ran], arguments: tuple[str, ...], text: str) -> None:
     (config.parent / "no text").write_bytes(b"\xff\xfe")
-    code, out, err = tail(config, *arguments)
-    assert (code, out, len(err.splitlines())) == (2, "", 1)
-    assert text in err
+    ran = tail(config, *arguments, cwd=config.parent)
+    assert (ran.code, ran.out, len(ran.error_lines)) == (2, "", 1)
+    assert text in ran.err
 
 
 def test_it_follows_a_daemon_until_it_is_interrupted(
-    small_config: Callable[..., Path], serve: Callable[..., Any], start: Callable[..., Any], made: Any
+    small_config: SmallConfig, serve: Serve, start: Start, made: Any
 ) -> None:
     path = small_config()
     _, endpoint = serve(path)

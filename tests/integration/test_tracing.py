@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 
 import memwal
 from memwal.ingest.settings.load import load
-from tests.conftest import PATIENCE
+from tests.conftest import PATIENCE, Cli, SmallConfig, Start
 from tests.messages import raises
 from tests.otlp_collector import Collector, Span, collecting
 
@@ -68,7 +68,7 @@ def is_child(span: Span, parent: Span) -> bool:
 
 
 def test_a_put_is_one_trace_from_the_program_to_the_log(
-    small_config: Callable[..., Path], start: Callable[..., Any], collector: Collector
+    small_config: SmallConfig, start: Start, collector: Collector
 ) -> None:
     config = small_config(
         tracing={"enabled": True, "endpoint": collector.url},
@@ -117,7 +117,7 @@ def test_a_put_is_one_trace_from_the_program_to_the_log(
 
 
 def test_a_micro_batch_is_one_trace_from_the_run_to_the_log(
-    small_config: Callable[..., Path], cli: Callable[..., Any], collector: Collector, tmp_path: Path, made: Any
+    small_config: SmallConfig, cli: Cli, collector: Collector, tmp_path: Path, made: Any
 ) -> None:
     (tmp_path / "in").mkdir()
     for number in range(2):
@@ -153,7 +153,7 @@ print(json.dumps([name for name in sys.modules if name.startswith("opentelemetry
 
 
 def test_commands_make_spans_of_their_steps(
-    small_config: Callable[..., Path], cli: Callable[..., Any], collector: Collector, uri: str, made: Any
+    small_config: SmallConfig, cli: Cli, collector: Collector, uri: str, made: Any
 ) -> None:
     with memwal.open(uri, settings=small_config()) as table:
         table.put(made.rows(range(10)))
@@ -167,9 +167,7 @@ def test_commands_make_spans_of_their_steps(
     assert only(collector.named("memwal.table.collect")).attributes["memwal.regions"] > 0
 
 
-def test_off_imports_nothing_and_the_sample_counts(
-    start: Callable[..., Any], collector: Collector, tmp_path: Path
-) -> None:
+def test_off_imports_nothing_and_the_sample_counts(start: Start, collector: Collector, tmp_path: Path) -> None:
     def ran(tracing: str, **env: str) -> Any:
         place = tmp_path / f"{len(list(tmp_path.iterdir()))}.lance"
         running = start([sys.executable, "-c", EMBEDDED, str(place), tracing], env=env)
@@ -186,7 +184,7 @@ def test_off_imports_nothing_and_the_sample_counts(
     assert is_child(only(collector.named("memwal.region.append")), put)
 
 
-def test_a_collector_that_is_down_stops_nothing(start: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_collector_that_is_down_stops_nothing(start: Start, tmp_path: Path) -> None:
     tracing = '{"enabled": true, "endpoint": "http://127.0.0.1:1"}'
     env = {"OTEL_EXPORTER_OTLP_TIMEOUT": "1"}
     running = start([sys.executable, "-c", EMBEDDED, str(tmp_path / "t.lance"), tracing], env=env)
@@ -201,13 +199,13 @@ def test_a_collector_that_is_down_stops_nothing(start: Callable[..., Any], tmp_p
         {"sample": 1.5},
     ],
 )
-def test_settings_that_are_wrong(tracing: dict[str, Any], small_config: Callable[..., Path]) -> None:
+def test_settings_that_are_wrong(tracing: dict[str, Any], small_config: SmallConfig) -> None:
     with raises(memwal.Invalid) as refused:
         load(small_config(tracing=tracing), {})
     assert "secret" not in str(refused.value)
 
 
-def test_a_missing_extra_is_named(small_config: Callable[..., Path], start: Callable[..., Any]) -> None:
+def test_a_missing_extra_is_named(small_config: SmallConfig, start: Start) -> None:
     config = small_config(tracing={"enabled": True})
     hidden = "import sys; sys.modules['opentelemetry'] = None; from memwal.ingest.cli.app import main; main()"
     for command in (("config", "check"), ("serve",)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -14,10 +13,10 @@ import memwal
 from memwal import wal
 from memwal.flush import BaseTable
 from memwal.flush.verification.runner import verify_table
-from memwal.ingest.service.daemon.service import FlightService
 from memwal.ingest.service.ops.metrics import TABLE, families
-from tests.conftest import Made
+from tests.conftest import Made, OpenSmall
 from tests.messages import raises
+from tests.ways import entered
 
 HELD_BACK = {"a`b"}
 """Columns that make Lance's merge fail: commits wait until the column is dropped."""
@@ -34,17 +33,11 @@ COLUMNS = [
 ]
 
 
-@pytest.fixture(params=["embedded", "daemon"])
-def ways(request: Any, open_small: Callable[..., Any]) -> Iterator[tuple[Any, Any]]:
-    """Yield the owner of an open table, and the handle that the test calls."""
-    with ExitStack() as stack:
-        table = open_small()
-        if request.param == "embedded":
-            yield table, table
-            return
-        service = FlightService(table, "grpc://127.0.0.1:0")
-        stack.callback(service.shutdown)
-        yield table, stack.enter_context(memwal.connect(f"grpc://127.0.0.1:{service.port}"))
+@pytest.fixture(params=["embedded", "flight"])
+def ways(request: pytest.FixtureRequest, open_small: OpenSmall, ends: ExitStack) -> tuple[Any, Any]:
+    """Return the owner of an open table, and the handle that the test calls."""
+    table = open_small()
+    return table, entered(request.param, table, ends)
 
 
 def filled(table: Any, made: Made) -> dict[int, Any]:
@@ -107,7 +100,7 @@ def test_a_column_that_cannot_be_held_stops_puts_and_nothing_else(
     assert not verify_table(wal.open_store(uri), uri, deep=True).findings
 
 
-def test_rows_in_the_log_are_committed_after_a_crash(open_small: Callable[..., Any], uri: str, made: Made) -> None:
+def test_rows_in_the_log_are_committed_after_a_crash(open_small: OpenSmall, uri: str, made: Made) -> None:
     """The table is opened with the column; stored values of the column stay unchanged."""
     table = open_small()
     expected = filled(table, made)
@@ -125,9 +118,7 @@ def test_rows_in_the_log_are_committed_after_a_crash(open_small: Callable[..., A
     assert stored == dict.fromkeys(expected, None) | {3: [("a", 1)], 5: [("b", 2)]}
 
 
-def test_a_table_that_lance_cannot_read_says_so_and_loses_nothing(
-    open_small: Callable[..., Any], uri: str, made: Made
-) -> None:
+def test_a_table_that_lance_cannot_read_says_so_and_loses_nothing(open_small: OpenSmall, uri: str, made: Made) -> None:
     table = open_small()
     expected = filled(table, made)
     lance.dataset(uri).add_columns(pa.field("_rowid", pa.int64()))
@@ -153,7 +144,7 @@ def test_a_table_without_a_key(tmp_path: Any, made: Made) -> None:
         assert rows_of(table, "committed") == {id: made.row(id) for id in range(5)}
 
 
-def test_a_deep_verification_reads_the_column_too(open_small: Callable[..., Any], uri: str, made: Made) -> None:
+def test_a_deep_verification_reads_the_column_too(open_small: OpenSmall, uri: str, made: Made) -> None:
     """Another program writes values that Lance cannot read: pages of a struct that begins with a list."""
     table = open_small()
     table.put(made.rows(range(5)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from memwal.ingest.spark.sink.route import RouteTask
 from memwal.ingest.spark.sink.send import SendTask
 from memwal.ingest.spark.source.columns import BUCKET, DELETE
 from memwal.memtable import TOMBSTONE
+from tests.conftest import Cli, SmallConfig
 from tests.lance_scan import snapshots
 from tests.messages import raises
 from tests.routed import placed, shuffled
@@ -193,7 +193,7 @@ def test_a_version_column_that_cannot_be_one_is_refused(rules: dict[str, str], t
 
 
 def test_another_version_column_than_the_tables_is_refused(
-    tmp_path: Path, cli: Callable[..., Any], small_config: Callable[..., Path], uri: str
+    tmp_path: Path, cli: Cli, small_config: SmallConfig, uri: str
 ) -> None:
     config = small_config("versioned.toml", table={"version": "price"})
     assert "version price" in cli("init", config).out

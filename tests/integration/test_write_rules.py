@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,10 @@ import pytest
 import memwal
 from memwal import wal
 from memwal.ingest.engine.region.resolve import StoredRows
-from memwal.ingest.errors import Invalid, Unavailable
-from memwal.ingest.service.daemon.service import FlightService
+from memwal.ingest.errors import Invalid
+from tests.conftest import Cli, SmallConfig
 from tests.messages import raises
+from tests.ways import entered
 
 SCHEMA = pa.schema(
     [
@@ -74,39 +75,12 @@ def moved(table: Any, path: Path, stage: str, **options: Any) -> Any:
 
 
 @pytest.fixture(params=["embedded", "flight"])
-def way_in(request: pytest.FixtureRequest) -> Iterator[Callable[[Any], Any]]:
-    """Turn a table into the object that the test calls: the table, or a client of a Flight service in front of it."""
-    with ExitStack() as ends:
-
-        def through_flight(table: Any) -> Any:
-            service = FlightService(table, "grpc://127.0.0.1:0")
-            ends.callback(service.shutdown)
-            return ends.enter_context(memwal.connect(f"grpc://127.0.0.1:{service.port}"))
-
-        yield through_flight if request.param == "flight" else lambda table: table
+def way_in(request: pytest.FixtureRequest, ends: ExitStack) -> Callable[[Any], Any]:
+    """Turn a table into the object that the test calls."""
+    return lambda table: entered(request.param, table, ends)
 
 
 # ---- stored rows at every level ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("wal_format", ["lance", "arrow"])
-@pytest.mark.parametrize("stage", STAGES)
-def test_insert_leaves_what_is_stored_and_creates_what_is_not(stage: str, wal_format: str, tmp_path: Path) -> None:
-    options = {"upsert": "insert", "wal": {"format": wal_format}}
-    table = opened(tmp_path, **options)
-    assert table.put(rows(range(8))).skipped == 0
-    table.delete([{"k": row(n)["k"], "n": n} for n in (0, 1)])
-    table = moved(table, tmp_path, stage, **options)
-    receipt = table.put(rows(range(12), 1))
-    assert (receipt.rows, receipt.skipped, receipt.applied) == (12, 6, True)
-    expected = {n: row(n) for n in range(2, 8)} | {n: row(n, 1) for n in (0, 1, 8, 9, 10, 11)}
-    assert found(table) == expected
-    table.flush()
-    table.commit()
-    assert found(table, "committed") == expected
-    assert table.put(rows(range(12), 2)).skipped == 12
-    assert found(table) == expected
-    table.close()
 
 
 @pytest.mark.parametrize("wal_format", ["lance", "arrow"])
@@ -135,39 +109,6 @@ def test_merge_keeps_the_columns_that_a_put_does_not_have(stage: str, wal_format
     table.commit()
     assert found(table, "committed") == expected
     table.close()
-
-
-def test_a_required_column_may_be_missing_only_where_the_key_is_there(
-    tmp_path: Path, way_in: Callable[[Any], Any]
-) -> None:
-    with opened(tmp_path, "merge") as table:
-        called = way_in(table)
-        called.put(rows(range(4)))
-        called.put([{"k": row(n)["k"], "n": n, "m": -1} for n in range(4)])
-        assert found(called) == {n: {**row(n), "m": -1} for n in range(4)}
-        with raises(Invalid):
-            called.put([{"k": "key 2", "n": 2, "m": -2}, {"k": "it's new", "n": 2, "m": -2}][1:])
-        with raises(Invalid):
-            called.put(pa.table({"k": ["key 0", "key 1"], "n": [0, 1], "must": [1, None]}))
-        assert found(called) == {n: {**row(n), "m": -1} for n in range(4)}
-
-
-def test_dicts_with_other_names_than_the_first_are_refused(tmp_path: Path, way_in: Callable[[Any], Any]) -> None:
-    with opened(tmp_path, "merge") as table:
-        called = way_in(table)
-        for second in ({"n": 1}, {"n": 1, "m": 1, "text": ""}):
-            with raises(Invalid):
-                called.put([{"k": "", "n": 0, "m": 0}, {"k": "", **second}])
-        assert called.count() == 0
-
-
-def test_missing_columns_are_nulls_where_the_caller_says_so_or_no_stored_row_changes(tmp_path: Path) -> None:
-    for upsert, said in (("replace", {"missing": "null"}), ("insert", {})):
-        with opened(tmp_path / upsert, upsert) as table:
-            table.put([{"k": "", "n": 0, "must": 1, "m": 5}, {"k": "", "n": 1, "must": 1}], **said)
-            assert [each["m"] for each in table.scan(["m", "n"]).read_all().sort_by("n").to_pylist()] == [5, None]
-            with raises(Invalid):
-                table.put([{"k": "", "n": 0}], **said)
 
 
 def test_keys_that_another_program_commits_to_the_base_table_count(tmp_path: Path) -> None:
@@ -269,27 +210,6 @@ def test_a_commit_in_the_middle_of_a_lookup_hides_nothing(tmp_path: Path, monkey
         assert found(table) == {n: row(n) for n in range(6)} | {n: row(n, 1) for n in (6, 7)}
 
 
-def test_a_lookup_that_storage_fails_is_unavailable_and_the_table_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with opened(tmp_path, "insert") as table:
-        table.put(rows(range(4)))
-        with monkeypatch.context() as broken:
-
-            def fails(*_: Any, **__: Any) -> Any:
-                raise OSError("the object store gave up")
-
-            def silent(*_: Any) -> Any:
-                raise wal.StoreUnavailable("storage does not answer")
-
-            broken.setattr(table._reader, "get", fails)
-            broken.setattr(table._reader, "ask_storage", silent)
-            with raises(Unavailable):
-                table.put(rows(range(4), 1), token=("p", 1))
-        assert table.put(rows(range(2, 6), 2), token=("p", 1)).applied
-        assert found(table) == {n: row(n) for n in range(4)} | {n: row(n, 2) for n in (4, 5)}
-
-
 @pytest.mark.parametrize("first_durable", [True, False])
 def test_the_token_of_a_put_that_changes_nothing_is_remembered(first_durable: bool, tmp_path: Path) -> None:
     """The acknowledgement is durable, so it holds after a crash too, whatever happened to the key since."""
@@ -319,23 +239,6 @@ def test_a_takeover_replays_whole_rows(tmp_path: Path) -> None:
             older.put([{"k": row(0)["k"], "n": 0, "m": 666}])
         newer.put([{"k": row(0)["k"], "n": 0, "text": "newer"}])
         assert found(newer)[0] == {**row(0), "m": 0, "text": "newer"}
-
-
-def test_a_put_that_only_replaces_looks_nothing_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-    real = StoredRows.__call__
-    monkeypatch.setattr(StoredRows, "__call__", lambda self, *args: asked.append(args) or real(self, *args))
-    with opened(tmp_path / "replace") as table:
-        table.put(rows(range(10)))
-        table.put(rows(range(5), 1))
-        table.delete([(row(0)["k"], 0)])
-    with opened(tmp_path / "merge", "merge") as table:
-        table.put(rows(range(10)))
-        table.put(pa.Table.from_pylist(rows(range(5), 1), schema=SCHEMA))
-        table.delete([(row(0)["k"], 0)])
-        assert asked == []
-        table.put([{"k": row(1)["k"], "n": 1, "m": 1}])
-    assert len(asked) == 1
 
 
 # ---- equal keys in one put -----------------------------------------------------------------------------------------
@@ -409,7 +312,7 @@ def test_a_rule_that_contradicts_the_table_is_refused(tmp_path: Path) -> None:
 
 
 def test_init_takes_rules_and_says_them_and_refuses_others_with_exit_code_2(
-    cli: Callable[..., Any], small_config: Callable[..., Path], uri: str
+    cli: Cli, small_config: SmallConfig, uri: str
 ) -> None:
     config = small_config("merge.toml", table={"upsert": "merge", "on_duplicate": "first"})
     ran = cli("init", config)
@@ -425,9 +328,7 @@ def test_init_takes_rules_and_says_them_and_refuses_others_with_exit_code_2(
     assert 'on_duplicate = "fail" but the table' in other.err
 
 
-def test_init_adopts_a_table_with_its_rules(
-    cli: Callable[..., Any], small_config: Callable[..., Path], uri: str
-) -> None:
+def test_init_adopts_a_table_with_its_rules(cli: Cli, small_config: SmallConfig, uri: str) -> None:
     lance.write_dataset(pa.table({"id": [1, 2], "name": ["a", "b"]}), uri)
     ran = cli("init", small_config(table={"upsert": "insert", "columns": {"id": "int64"}, "indexes": {}}))
     assert (ran.code, ran.err) == (0, "")
@@ -436,25 +337,3 @@ def test_init_adopts_a_table_with_its_rules(
     with memwal.open(uri) as table:
         assert table.put([{"id": 2, "name": "other"}, {"id": 3, "name": "c"}]).skipped == 1
         assert table.scan().read_all().sort_by("id")["name"].to_pylist() == ["a", "b", "c"]
-
-
-def test_a_daemon_merges_what_its_clients_give(
-    small_config: Callable[..., Path], serve: Callable[..., Any], made: Any
-) -> None:
-    running, endpoint = serve(small_config(table={"upsert": "merge", "on_duplicate": "fail"}))
-    with memwal.connect(endpoint) as table:
-        assert table.upsert == "merge"
-        table.put(made.table(range(30)))
-        table.put(pa.table({"id": range(10, 40), "price": range(30)}), token="prices:1")
-        with raises(Invalid):
-            table.put([{"id": 1}, {"id": 1}])
-        expected = {id: made.row(id) for id in range(30)}
-        for id in range(10, 40):
-            old = expected.get(id, dict.fromkeys(made.schema.names) | {"id": id})
-            expected[id] = {**old, "price": id - 10}
-        assert {each["id"]: each for each in table.scan().read_all().to_pylist()} == expected
-        table.flush()
-        table.commit()
-        table.put(pa.table({"id": [39], "name": ["late"]}))
-        assert table.get([39]).to_pylist() == [{**expected[39], "name": "late"}]
-    assert running.errors == []
