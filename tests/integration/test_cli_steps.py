@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,23 +12,18 @@ import lance
 import pytest
 
 import memwal
-from memwal.ingest.cli.app import main
-from tests.conftest import Made
+from tests.conftest import Made, Ran
 
 Command = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Run a command like `memwal`, in this process; return exit code, output, errors."""
+def command(cli: Callable[..., Ran]) -> Command:
+    """Run a command; return exit code, output, errors."""
 
     def run(*arguments: str | Path) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["memwal", *map(str, arguments)])
-        monkeypatch.setenv("COLUMNS", "200")
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capsys.readouterr()
-        return int(ended.value.code or 0), out, err
+        ran = cli(*arguments)
+        return ran.code, ran.out, ran.err
 
     return run
 

@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,26 +14,22 @@ import pyarrow as pa
 import pytest
 
 import memwal
-from memwal.ingest.cli import app as cli
 from memwal.ingest.settings.load import load
 from memwal.ingest.spark.dlq.table import SCHEMA, DeadLetters
 from memwal.wal import SystemClock, SystemIds
+from tests.conftest import Ran
 from tests.support.clock import FakeClock
 
 DAY = 86_400_000_000
 
 
 @pytest.fixture
-def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Run `memwal …` in this process; return its exit code, output and error lines."""
+def typed(cli: Callable[..., Ran]) -> Callable[..., tuple[int, str, str]]:
+    """Run a command; return its exit code, output and error lines."""
 
     def run(*arguments: str | Path) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["memwal", *map(str, arguments)])
-        monkeypatch.setenv("COLUMNS", "200")
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        said = capsys.readouterr()
-        return int(str(ended.value.code)), said.out, said.err
+        ran = cli(*arguments)
+        return ran.code, ran.out, ran.err
 
     return run
 

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from lance.fragment import LanceFragment
 
 import memwal
 from memwal import flush, wal
+from memwal.ingest.engine.read.reader import Reader
 from memwal.ingest.engine.table.garbage import Ages, RegionGarbage, TableCollector, TableGarbage
 from memwal.ingest.engine.table.stored import StoredTable
 from memwal.wal.layout import parse_sst_dir, region_prefix
@@ -269,6 +271,30 @@ def test_a_reader_that_is_slower_than_the_grace_time_begins_again(
         assert len(loads) == 1
 
 
+def test_an_sst_that_is_committed_while_a_read_begins_counts_once(
+    uri: str, made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the list of SSTs were older than the base table, rows of both would count twice, or deletes be undone."""
+    base = Reader.base
+
+    def committed_meanwhile(of: Reader) -> Any:
+        monkeypatch.undo()
+        table.commit()
+        table.upkeep.collect()
+        return base(of)
+
+    with memwal.open(uri, schema=made.schema, key="id", regions=2, settings=BY_HAND) as table:
+        stored = memwal.open(uri, read_only=True)
+        for reader, level, counts in product((stored, table), ("flushed", "durable", "latest"), (True, False)):
+            table.put(made.rows(range(21)))
+            table.flush()
+            table.delete([20])
+            table.flush()
+            monkeypatch.setattr(Reader, "base", committed_meanwhile)
+            found = reader.count(level=level) if counts else reader.scan(["id"], level=level).read_all().num_rows
+            assert found == 20, (type(reader), level)
+
+
 # ---- what a killed process leaves ------------------------------------------------------------------------------------
 
 _KILLED_BEFORE_IT_PUBLISHES = """
@@ -370,7 +396,7 @@ def test_the_bytes_on_storage_are_told_by_kind(uri: str, tmp_path: Path, made: A
         table.flush()
         stray = Path(uri, "data", f"{'a' * 32}.lance")
         stray.write_bytes(b"x" * 5_000)
-        table._engine.upkeep.collect()
+        table.upkeep.collect()
         told = table.status()["storage"]
     sizes = told["bytes"]
     files = {file: file.stat().st_size for file in Path(uri).rglob("*") if file.is_file()}
