@@ -106,7 +106,7 @@ def test_a_table_of_an_older_version_keeps_its_routing(uri: str) -> None:
 
 def test_clients_and_processes_route_as_the_table_does(uri: str) -> None:
     with opened(uri, schema=SCHEMA, key=KEY, regions=REGIONS) as table:
-        service = FlightService(table._engine if hasattr(table, "_engine") else table, "grpc://127.0.0.1:0")
+        service = FlightService(table, "grpc://127.0.0.1:0")
         try:
             with memwal.connect(f"grpc://127.0.0.1:{service.port}") as client:
                 client.put(flights(range(300)))

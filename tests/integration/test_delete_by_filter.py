@@ -18,9 +18,10 @@ import memwal
 from memwal import wal
 from memwal.flush import resize
 from memwal.ingest.engine.api import deletes
-from memwal.ingest.engine.api.deletes import FilterDelete, Where
+from memwal.ingest.engine.api.deletes import Where
 from memwal.ingest.engine.region.resolve import Conditions
 from memwal.ingest.engine.region.writer import RegionWriter
+from memwal.ingest.engine.table.embedded import Table
 from memwal.ingest.engine.table.writes import RegionDeletes
 from memwal.ingest.service.daemon.service import FlightService
 from tests.messages import raises
@@ -166,10 +167,9 @@ def test_after_a_commit_the_rest_comes_from_a_new_scan(
     monkeypatch.setattr(deletes, "SCANS", scans)
     table = open_small()
     table.put(rows(range(30), 700))
-    kind = type(table._engine)
-    scan, asked = kind.scan, list[str]()
+    scan, asked = Table.scan, list[str]()
     monkeypatch.setattr(
-        kind, "scan", lambda self, *given, **how: asked.append(how.get("level", "")) or scan(self, *given, **how)
+        Table, "scan", lambda self, *given, **how: asked.append(how.get("level", "")) or scan(self, *given, **how)
     )
 
     def change() -> None:
@@ -436,9 +436,10 @@ def test_a_timeout_ends_it_between_two_pieces(
     monkeypatch.setattr(deletes, "PIECE", 8)
     table = open_small()
     table.put(rows(range(20), 700))
-    over = threading.Event()
-    left = FilterDelete._left
-    monkeypatch.setattr(FilterDelete, "_left", lambda self, until: left(self, -1.0 if over.is_set() else until))
+    over, monotonic = threading.Event(), wal.SystemClock.monotonic
+    monkeypatch.setattr(
+        wal.SystemClock, "monotonic", lambda clock: monotonic(clock) + (100.0 if over.is_set() else 0.0)
+    )
     before_piece(over.set, 1)
     with raises(memwal.UnknownOutcome):
         table.delete(filter=DEAR, timeout=60)

@@ -38,7 +38,7 @@ def opened(tmp_path: Path) -> Iterator[Callable[..., Any]]:
             ends.enter_context(new)
             if way == "embedded":
                 return new
-            service = FlightService(new._engine, "grpc://127.0.0.1:0")
+            service = FlightService(new, "grpc://127.0.0.1:0")
             ends.callback(service.shutdown)
             return ends.enter_context(memwal.connect(f"grpc://127.0.0.1:{service.port}"))
 

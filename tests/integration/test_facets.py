@@ -103,7 +103,7 @@ def test_a_client_and_an_asynchronous_client_get_the_same(table: Any) -> None:
         async with await memwal.connect_async(at) as client:
             return await client.facets("section", "id < 20")
 
-    service = FlightService(table._engine, "grpc://127.0.0.1:0")
+    service = FlightService(table, "grpc://127.0.0.1:0")
     try:
         at = f"grpc://127.0.0.1:{service.port}"
         expected = table.facets("section", "id < 20")

@@ -9,7 +9,7 @@ import json
 import random
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ import pytest
 from memwal.ingest.engine.read import lance_scans
 from memwal.memtable import InvalidRows
 from memwal.memtable.filter import allowed, translation
+from memwal.memtable.filter import predicate as predicates
 from tests.conftest import environment, extent
 from tests.support.snapshots import snapshot
 
@@ -197,11 +198,19 @@ def test_every_level_finds_the_same_rows(seed: int, tmp_path: Path) -> None:
     assert taken > 150
 
 
-@pytest.mark.parametrize("fault", ["an index for every pattern", "zeros of two signs", "numbers of their own type"])
-def test_the_search_finds_a_planted_fault(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from memwal.memtable.filter import predicate as plans
+@pytest.fixture
+def fresh_plans() -> Iterator[None]:
+    """Forget the plans of filters before and after a test that plants a fault in them."""
+    plans = predicates._kept
+    plans.cache_clear()
+    yield
+    plans.cache_clear()
 
-    plans._kept.cache_clear()
+
+@pytest.mark.parametrize("fault", ["an index for every pattern", "zeros of two signs", "numbers of their own type"])
+def test_the_search_finds_a_planted_fault(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh_plans: None
+) -> None:
     if fault == "an index for every pattern":
         monkeypatch.setattr(lance_scans, "_is_answered", lambda _: True)
     elif fault == "zeros of two signs":
@@ -209,7 +218,6 @@ def test_the_search_finds_a_planted_fault(fault: str, tmp_path: Path, monkeypatc
     else:
         monkeypatch.setattr(translation, "_NARROW", {})
     differ, _ = differences(0, 400, tmp_path)
-    plans._kept.cache_clear()
     assert differ
 
 

@@ -158,8 +158,7 @@ def test_a_value_that_nobody_wrote(history: History) -> None:
 
 
 def test_a_failed_put_that_is_seen(history: History) -> None:
-    begun = history._recorder.invoke("c", "put", 0, rows={KEY: 10})
-    begun.failed("busy")
+    history.add((0, 0), "put", Unavailable("busy"), rows={KEY: 10})
     history.read((1, 2), None)
     assert history.linearizable
     history.read((3, 4), 10)
