@@ -175,9 +175,15 @@ def test_columns_come_go_and_are_renamed_meanwhile(uri: str) -> None:
 def test_keys_are_refused_in_one_line(uri: str) -> None:
     with opened(uri, 1) as table:
         table.put(rows([1]))
-        for ask in (lambda: table.get([1]), lambda: table.delete([1]), lambda: table.get(pa.table({"n": [1]}))):
+        for ask in (
+            lambda: table.get([1]),
+            lambda: table.delete([1]),
+            lambda: table.delete(filter="n = 1"),
+            lambda: table.get(pa.table({"n": [1]})),
+        ):
             with raises(memwal.Invalid):
                 ask()
+        assert table.count() == 1
 
 
 MISTAKES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

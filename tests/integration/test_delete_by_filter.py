@@ -449,14 +449,6 @@ def test_a_timeout_ends_it_between_two_pieces(
 # ---- kinds of tables -----------------------------------------------------------------------------------------------
 
 
-def test_a_table_without_a_key_refuses_it(tmp_path: Any) -> None:
-    with memwal.open(str(tmp_path / "t.lance"), schema=pa.schema({"n": pa.int64()}), key=()) as table:
-        table.put([{"n": 1}])
-        with raises(memwal.Invalid):
-            table.delete(filter="n = 1")
-        assert table.count() == 1
-
-
 @pytest.mark.parametrize("rule", ["upsert = insert", "upsert = merge", "version"])
 def test_rules_of_puts_change_nothing(rule: str, tmp_path: Any) -> None:
     """The version rule does not protect a row from a delete, and any version may follow, as after a delete by key."""
