@@ -36,6 +36,7 @@ pytest_plugins = [
     "tests.simulation_fixtures",
     "tests.table_stages",
     "tests.temporary_files",
+    "tests.ways",
 ]
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,11 @@ import memwal
 from memwal.flush import BaseTable
 from memwal.flush.verification.runner import verify_table
 from memwal.ingest.engine.api.tokens import Token
-from memwal.ingest.service.daemon.service import FlightService
 from memwal.wal import open_store
 from tests.append_rows import QUIET, clean, configured, counted, opened, rows
 from tests.conftest import Ran
 from tests.messages import raises
+from tests.ways import served
 
 
 def test_collected_garbage_loses_no_row(uri: str, cli: Callable[..., Ran], tmp_path: Path) -> None:
@@ -184,16 +185,8 @@ def test_verify_finds_a_row_in_the_wrong_region_and_one_that_is_not_in_the_log(u
     assert checks & {"data", "route", "fingerprint", "sst"}
 
 
-@pytest.fixture
-def endpoint(uri: str) -> Iterator[str]:
-    """Return the endpoint of a daemon of a table with three regions."""
-    with opened(uri, 3) as table:
-        service = FlightService(table, "grpc://127.0.0.1:0")
-        yield f"grpc://127.0.0.1:{service.port}"
-        service.shutdown()
-
-
-def test_the_daemon(endpoint: str, uri: str) -> None:
+def test_the_daemon(uri: str, ends: ExitStack) -> None:
+    endpoint = served(ends.enter_context(opened(uri, 3)), ends)
     with memwal.connect(endpoint) as table, memwal.connect(endpoint) as other:
         assert table.key == ()
         for _ in range(2):

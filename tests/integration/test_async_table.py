@@ -29,10 +29,10 @@ from memwal.ingest.engine.read.base import BaseReads
 from memwal.ingest.service.client.async_streams import AsyncChanges, AsyncRowStream
 from memwal.ingest.service.client.async_table import AT_ONCE, AsyncTable
 from memwal.ingest.service.client.remote import RemoteTable
-from memwal.ingest.service.daemon.service import FlightService
 from tests.conftest import toml
 from tests.integration.test_router import Pair
 from tests.messages import raises
+from tests.ways import served
 
 SCHEMA = pa.schema(
     [
@@ -78,9 +78,7 @@ class World:
         self.at = self.serve()
 
     def serve(self) -> str:
-        service = FlightService(self.owner, "grpc://127.0.0.1:0")
-        self._ends.callback(service.shutdown)
-        return f"grpc://127.0.0.1:{service.port}"
+        return served(self.owner, self._ends)
 
     def divide(self) -> list[str]:
         """Close the table, and open it in two daemons, each with one region; return their endpoints."""
@@ -91,9 +89,8 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    with ExitStack() as ends:
-        yield World(tmp_path, ends)
+def world(tmp_path: Path, ends: ExitStack) -> World:
+    return World(tmp_path, ends)
 
 
 def connected(world: World) -> Coroutine[Any, Any, AsyncTable]:

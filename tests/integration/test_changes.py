@@ -18,9 +18,9 @@ import memwal
 from memwal import flush, wal
 from memwal.flush.commits.merge_passes import delete_pass
 from memwal.ingest.engine.table.garbage import Ages, TableCollector
-from memwal.ingest.service.daemon.service import FlightService
 from tests.change_world import QUIET, SCHEMA, ChangeWorld, row
 from tests.messages import raises
+from tests.ways import entered
 
 Told = list[tuple[Any, ...]]
 
@@ -360,11 +360,8 @@ def test_a_feed_does_not_go_on_in_a_table_that_was_made_anew(uri: str) -> None:
             next(feed)
 
 
-def test_through_a_daemon(open_small: Callable[..., Any], made: Any, uri: str) -> None:
-    with ExitStack() as ends:
-        service = FlightService(open_small(gc={"interval": "0s"}), "grpc://127.0.0.1:0")
-        ends.callback(service.shutdown)
-        table = ends.enter_context(memwal.connect(f"grpc://127.0.0.1:{service.port}"))
+def test_through_a_daemon(open_small: Callable[..., Any], made: Any, uri: str, ends: ExitStack) -> None:
+    with entered("flight", open_small(gc={"interval": "0s"}), ends) as table:
         begin = table.changes_position()
         table.put(made.rows(range(30)))
         changes = table.changes(begin, columns=["name"])

@@ -26,7 +26,6 @@ from memwal.ingest.cli.command import Call, CommandConsole
 from memwal.ingest.engine.loads.files import find_files
 from memwal.ingest.engine.loads.formats import tables
 from memwal.ingest.service.client.target import opened
-from memwal.ingest.service.daemon.service import FlightService
 from memwal.ingest.settings.load import load
 from memwal.ingest.spark.dlq.replay import Replaying
 from memwal.ingest.spark.dlq.sources import by_source
@@ -46,6 +45,7 @@ from memwal.ingest.spark.source.stream import read_stream
 from tests.conftest import toml
 from tests.opened import open_table
 from tests.support.clock import FakeClock
+from tests.ways import served
 
 Dying = Callable[[str], AbstractContextManager[None]]
 COLUMNS = {"id": "int64", "name": "string", "price": "int64"}
@@ -78,7 +78,7 @@ class Stream:
             "dlq": dlq,
         }
         self.batches: list[BatchReceipt] = []
-        self.daemon: FlightService | None = None
+        self.daemon = ""
 
     @property
     def config(self) -> Path:
@@ -119,12 +119,11 @@ class Stream:
 
     def endpoint(self) -> str:
         """Return the endpoint of one daemon, in this process, for all runs."""
-        if self.daemon is None:
+        if not self.daemon:
             table = self.ends.enter_context(open_table(load(self.config, {}), {}))
-            self.daemon = FlightService(table, "grpc://127.0.0.1:0")
-            self.ends.callback(self.daemon.shutdown)
-            table.announce(f"grpc://127.0.0.1:{self.daemon.port}")
-        return f"grpc://127.0.0.1:{self.daemon.port}"
+            self.daemon = served(table, self.ends)
+            table.announce(self.daemon)
+        return self.daemon
 
     def forget_the_last_micro_batch(self) -> None:
         """Remove Spark's record of the newest micro-batch, as if the driver had died between the
@@ -147,14 +146,13 @@ class Stream:
 
 
 @pytest.fixture
-def stream(spark: Any, tmp_path: Path) -> Iterator[Callable[..., Stream]]:
+def stream(spark: Any, tmp_path: Path, ends: ExitStack) -> Callable[..., Stream]:
     """Make streams; their daemons end with the test."""
-    with ExitStack() as ends:
 
-        def make(form: str = "json", table: dict[str, Any] | None = None, **dlq: Any) -> Stream:
-            return Stream(spark, tmp_path, form, table or {}, dlq, ends)
+    def make(form: str = "json", table: dict[str, Any] | None = None, **dlq: Any) -> Stream:
+        return Stream(spark, tmp_path, form, table or {}, dlq, ends)
 
-        yield make
+    return make
 
 
 def line(id: int, name: str = "") -> str:

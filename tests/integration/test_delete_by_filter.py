@@ -23,23 +23,14 @@ from memwal.ingest.engine.region.resolve import Conditions
 from memwal.ingest.engine.region.writer import RegionWriter
 from memwal.ingest.engine.table.embedded import Table
 from memwal.ingest.engine.table.writes import RegionDeletes
-from memwal.ingest.service.daemon.service import FlightService
 from tests.messages import raises
+from tests.ways import entered
 
 DEAR = "price >= 500"
 
 
 def rows(ids: Sequence[int], price: int, name: str = "") -> list[dict[str, Any]]:
     return [{"id": id, "price": price, "name": name, "body": None, "vector": None} for id in ids]
-
-
-def reached(owner: Any, way: str, stack: ExitStack) -> Any:
-    """Return the table itself, or a client of a daemon that serves it."""
-    if way != "flight":
-        return owner
-    service = FlightService(owner, "grpc://127.0.0.1:0")
-    stack.callback(service.shutdown)
-    return stack.enter_context(memwal.connect(f"grpc://127.0.0.1:{service.port}"))
 
 
 def prices(table: Any) -> dict[int, int]:
@@ -236,7 +227,7 @@ def test_no_acknowledged_change_is_lost_while_deletes_run(
             deleted.append(table.delete(filter=DEAR, token=f"{name}:{number}" if number % 2 else None).rows)
 
     with ExitStack() as stack:
-        table = reached(owner, way, stack)
+        table = entered(way, owner, stack)
         writers = [threading.Thread(target=write, args=(table, number * 1000)) for number in range(3)]
         cleaners = [threading.Thread(target=clean, args=(table, name)) for name in ("one", "two")]
         for thread in (*writers, *cleaners):
@@ -363,7 +354,7 @@ def test_what_a_repeat_acknowledges_outlives_the_owner(way: str, durable: bool, 
     owner = open_small(wal={"linger_max": "1h"})
     owner.put(rows(range(10), 700))
     with ExitStack() as stack:
-        table = reached(owner, way, stack)
+        table = entered(way, owner, stack)
         assert table.delete(filter=DEAR, token="cleaner:1", durable=False).rows == 10
         assert not table.delete(filter=DEAR, token="cleaner:1", durable=durable).applied
     taken = open_small(take_over=True)  # as after a kill: the owner no longer appends

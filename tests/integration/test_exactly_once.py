@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Any
 from uuid import UUID
@@ -14,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 import memwal
-from memwal.ingest.service.daemon.service import FlightService
+from tests import ways
 from tests.messages import raises
 
 COMMIT_ON_DEMAND = {"commit": {"interval": "0s"}}
@@ -197,14 +198,12 @@ def test_a_token_outlives_its_rows_in_no_crash(tmp_path: Any, script: Callable[.
 
 
 @pytest.fixture
-def served(open_small: Callable[..., Any], made: Any) -> Iterator[tuple[Any, str, str, list[int]]]:
-    """Yield a client of a daemon in this process, its endpoint, one region, and ids of that region."""
-    service = FlightService(open_small(), "grpc://127.0.0.1:0")
-    endpoint = f"grpc://127.0.0.1:{service.port}"
-    with memwal.connect(endpoint) as client:
-        region, ids = next(iter(by_region(client, made, range(20)).items()))
-        yield client, endpoint, region, ids
-    service.shutdown()
+def served(open_small: Callable[..., Any], made: Any, ends: ExitStack) -> tuple[Any, str, str, list[int]]:
+    """Return a client of a daemon in this process, its endpoint, one region, and ids of that region."""
+    endpoint = ways.served(open_small(), ends)
+    client = ends.enter_context(memwal.connect(endpoint))
+    region, ids = next(iter(by_region(client, made, range(20)).items()))
+    return client, endpoint, region, ids
 
 
 def stream(client: Any, made: Any, region: str, ids: list[int], version: int, token: memwal.Token) -> Any:

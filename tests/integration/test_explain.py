@@ -24,10 +24,10 @@ from memwal.ingest.engine.read.levels import CaptureOvertaken
 from memwal.ingest.engine.read.reader import Reader
 from memwal.ingest.engine.read.traced import Trace
 from memwal.ingest.engine.region.core import RegionCore
-from memwal.ingest.service.daemon.service import FlightService
 from tests.conftest import INDEXES, SCHEMA, Made, Ran, toml
 from tests.integration.test_router import Pair
 from tests.messages import raises
+from tests.ways import entered
 
 WAYS = ("embedded", "one daemon", "two daemons", "storage")
 VECTOR = [1.0] * SCHEMA.field("vector").type.list_size
@@ -68,14 +68,12 @@ def owner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 def ways(owner: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     """Yield the table by each way into it; two daemons share a copy, each with one region."""
     with ExitStack() as ends:
-        flight = FlightService(owner, "grpc://127.0.0.1:0")
-        ends.callback(flight.shutdown)
         copy, config = tmp_path_factory.mktemp("copy") / "table.lance", tmp_path_factory.mktemp("config") / "two.toml"
         shutil.copytree(owner.base.uri, copy)
         config.write_text(toml({"table": {"uri": str(copy)}, "commit": {"interval": "0s"}}))
         two = ends.enter_context(memwal.connect(Pair(config, ends).endpoints))
         stored = ends.enter_context(memwal.open(owner.base.uri, read_only=True))
-        one = ends.enter_context(memwal.connect(f"grpc://127.0.0.1:{flight.port}"))
+        one = entered("flight", owner, ends)
         yield {"embedded": owner, "one daemon": one, "two daemons": two, "storage": stored}
 
 

@@ -20,9 +20,9 @@ from memwal import wal
 from memwal.ingest.engine.api.tokens import Receipt
 from memwal.ingest.engine.region.write_queue import PacedQueue, WriteQueue
 from memwal.ingest.errors import FencedError, Invalid, MemWalError, Unavailable, UnknownOutcome
-from memwal.ingest.service.daemon.service import FlightService
 from tests.conftest import wait_until
 from tests.messages import raises
+from tests.ways import entered
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.string())])
 QUIET = {"commit": {"interval": 0}}
@@ -37,17 +37,10 @@ def _open(path: Path, **more: Any) -> Any:
 
 
 @pytest.fixture(params=["embedded", "flight"])
-def way_in(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Any], Any]]:
+def way_in(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, ends: ExitStack) -> Callable[[Any], Any]:
     """Turn a table into the object that the test calls: the table, or a client of a Flight service in front of it."""
     monkeypatch.setattr("memwal.ingest.service.client.remote.ANSWER_TIMEOUT", 60.0)  # wait for the service's own error
-    with ExitStack() as opened:
-
-        def through_flight(table: Any) -> Any:
-            service = FlightService(table, "grpc://127.0.0.1:0")
-            opened.callback(service.shutdown)
-            return opened.enter_context(memwal.connect(f"grpc://127.0.0.1:{service.port}"))
-
-        yield through_flight if request.param == "flight" else lambda table: table
+    return lambda table: entered(request.param, table, ends)
 
 
 def _row(id: int, v: str = "") -> pa.Table:
