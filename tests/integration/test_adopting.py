@@ -190,8 +190,9 @@ def test_another_index_than_the_one_that_is_there_is_refused(
 # ---- the key ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("held", [1 << 23, 1_000])
-@pytest.mark.parametrize("kind", [pa.int64(), pa.string(), pa.binary(), pa.uint8()], ids=str)
+@pytest.mark.parametrize(
+    ("kind", "held"), [(pa.int64(), 1 << 23), (pa.int64(), 1_000), (pa.string(), 1_000), (pa.uint8(), 1_000)]
+)
 def test_keys_are_compared_a_part_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: pa.DataType, held: int
 ) -> None:

@@ -105,6 +105,11 @@ def test_beside_a_daemon(
         assert remote.count() == 35
         assert command("flush", config)[0] == command("commit", config)[0] == 0
         assert remote.count(level="committed") == 35
+        assert command("delete", config, "--filter", "id < 10", "--dry-run")[1] == f"would delete 10 rows of {uri}\n"
+        assert remote.count() == 35
+        assert command("delete", config, "--filter", "id < 10") == (0, f"deleted 10 rows of {uri}\n", "")
+        assert command("delete", config, "--key", "10") == (0, f"deleted 1 row of {uri}\n", "")
+        assert remote.count() == 24
         assert {region["epoch"] for region in remote.status()["regions"]} == {1}
     assert running.process.poll() is None
 
@@ -132,46 +137,23 @@ def test_delete_without_a_daemon(
         assert sorted(table.scan(["id"]).read_all()["id"].to_pylist()) == [0, 1, 2, *range(6, 97)]
 
 
-def test_delete_beside_a_daemon(
-    command: Command, small_config: Callable[..., Path], serve: Callable[[Path], Any], uri: str, made: Made
+def test_a_mistaken_delete_deletes_nothing(
+    command: Command, small_config: Callable[..., Path], open_small: Callable[..., Any], made: Made
 ) -> None:
     config = small_config()
-    _, endpoint = serve(config)
-    with memwal.connect(endpoint) as remote:
-        remote.put(made.rows(range(30)))
-        assert command("delete", config, "--filter", "id < 10", "--dry-run")[1] == f"would delete 10 rows of {uri}\n"
-        assert remote.count() == 30
-        assert command("delete", config, "--filter", "id < 10") == (0, f"deleted 10 rows of {uri}\n", "")
-        assert command("delete", config, "--key", "10") == (0, f"deleted 1 row of {uri}\n", "")
-        assert remote.count() == 19
-        assert {region["epoch"] for region in remote.status()["regions"]} == {1}
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
+    with open_small() as table:
+        table.put(made.rows(range(10)))
+    for options, said in (
         ((), "--key or --filter"),
         (("--key", "1", "--filter", "id = 1"), "--key or --filter"),
         (("--key", "one"), "'id' is int64"),
         (("--filter", "prise > 3"), "did you mean 'price'"),
         (("--filter", "price >"), "price >"),
         (("--filter", ""), "filter ''"),
-    ],
-)
-def test_a_mistaken_delete_deletes_nothing(
-    options: tuple[str, ...],
-    said: str,
-    command: Command,
-    small_config: Callable[..., Path],
-    open_small: Callable[..., Any],
-    made: Made,
-) -> None:
-    config = small_config()
-    with open_small() as table:
-        table.put(made.rows(range(10)))
-    code, out, err = command("delete", config, *options)
-    assert (code, out, len(err.splitlines())) == (2, "", 1)
-    assert said in err
+    ):
+        code, out, err = command("delete", config, *options)
+        assert (code, out, len(err.splitlines())) == (2, "", 1)
+        assert said in err
     with open_small() as table:
         assert table.count() == 10
 

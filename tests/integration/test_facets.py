@@ -30,10 +30,11 @@ SCHEMA = pa.schema(
 )
 
 
-@pytest.fixture
-def table(uri: str) -> Iterator[Any]:
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Yield a table whose rows are spread over the base table, SSTs and memtables of three regions."""
-    with memwal.open(uri, schema=SCHEMA, key="id", regions=3, settings={"commit": {"interval": "0s"}}) as opened:
+    uri, settings = str(tmp_path_factory.mktemp("facets") / "t.lance"), {"commit": {"interval": "0s"}}
+    with memwal.open(uri, schema=SCHEMA, key="id", regions=3, settings=settings) as opened:
         opened.put([row(n) for n in range(60)])
         opened.flush()
         opened.commit()

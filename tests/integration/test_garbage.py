@@ -205,24 +205,6 @@ def test_an_open_table_keeps_few_directories_and_reads_right_at_every_level(
         assert again.count() == ROUNDS + 1
 
 
-def test_an_open_table_collects_by_itself(uri: str, made: Any, wait_until: Callable[..., Any]) -> None:
-    settings = {"commit": {"interval": "0s"}, "gc": {"interval": "50ms", "wal_age_min": "0s", "sst_age_min": "0s"}}
-    with memwal.open(uri, schema=made.schema, key="id", regions=1, settings=settings) as table:
-        for number in range(10):
-            table.put(made.rows([number]))
-        table.flush()
-        time.sleep(0.3)  # six collections
-        assert len(ssts(uri)) == 1
-        assert entries(uri) == 10  # no other readable place has the rows
-        table.commit()
-        wait_until(lambda: entries(uri) == 1)
-        wait_until(lambda: ssts(uri) == [])
-        table.put(made.rows([10]))
-        assert table.count() == 11
-    with memwal.open(uri, settings=BY_HAND) as again:
-        assert again.count() == 11
-
-
 # ---- readers ---------------------------------------------------------------------------------------------------------
 
 
