@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from memwal.wal import SystemClock, open_store
 from tests import fault_proxy as faults
 from tests.append_rows import QUIET, SCHEMA, WIDTH, clean, counted, opened, rows
 from tests.messages import raises
+from tests.support.together import together
 
 LEVELS = ("committed", "flushed", "durable", "latest")
 
@@ -102,24 +103,15 @@ def test_tiny_limits_and_many_threads(uri: str) -> None:
         "wal": {"entry_size_max": "2KiB", "linger_max": "5ms"},
         "commit": {"interval": "100ms"},
     }
-    failures: list[BaseException] = []
     with opened(uri, 3, **tiny) as table:
 
         def puts(producer: int) -> None:
-            try:
-                for sequence in range(12):
-                    part = rows([producer, *range(100, 110)])
-                    for _ in range(2):
-                        table.put(part, token=f"p{producer}:{sequence}", durable=bool(sequence % 3))
-            except BaseException as error:  # noqa: BLE001 - reported by the test
-                failures.append(error)
+            for sequence in range(12):
+                part = rows([producer, *range(100, 110)])
+                for _ in range(2):
+                    table.put(part, token=f"p{producer}:{sequence}", durable=bool(sequence % 3))
 
-        threads = [threading.Thread(target=puts, args=(producer,)) for producer in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(120)
-        assert not failures
+        together(*(partial(puts, producer) for producer in range(4)))
         expected = Counter({**dict.fromkeys(range(4), 12), **dict.fromkeys(range(100, 110), 48)})
         assert counted(table) == expected
     with opened(uri, commit={"interval": "0s"}) as table:
@@ -232,21 +224,12 @@ def test_on_s3_committers_at_once_append_once(s3_table: Any) -> None:
         for n in range(3):
             table.put(rows([1, *range(n, n + 20)]))
             table.flush()
-        failures: list[BaseException] = []
 
         def commits() -> None:
-            try:
-                store = open_store(*s3_table)
-                flush.commit(*s3_table, store, clock=SystemClock(), retries=40, courtesy=0.0, memory_max=1)
-            except BaseException as error:  # noqa: BLE001 - reported by the test
-                failures.append(error)
+            store = open_store(*s3_table)
+            flush.commit(*s3_table, store, clock=SystemClock(), retries=40, courtesy=0.0, memory_max=1)
 
-        threads = [threading.Thread(target=commits) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(120)
-        assert not failures
+        together(commits, commits)
         table.put(rows([1]))
         expected = Counter([1, *range(20), 1, *range(1, 21), 1, *range(2, 22)])
         assert counted(table, "committed") == expected

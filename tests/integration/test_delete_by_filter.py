@@ -7,6 +7,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import lance
@@ -24,6 +25,7 @@ from memwal.ingest.engine.region.writer import RegionWriter
 from memwal.ingest.engine.table.embedded import Table
 from memwal.ingest.engine.table.writes import RegionDeletes
 from tests.messages import raises
+from tests.support.together import together
 from tests.ways import entered
 
 DEAR = "price >= 500"
@@ -227,15 +229,14 @@ def test_no_acknowledged_change_is_lost_while_deletes_run(
 
     with ExitStack() as stack:
         table = entered(way, owner, stack)
-        writers = [threading.Thread(target=write, args=(table, number * 1000)) for number in range(3)]
-        cleaners = [threading.Thread(target=clean, args=(table, name)) for name in ("one", "two")]
-        for thread in (*writers, *cleaners):
-            thread.start()
-        for thread in writers:
-            thread.join()
-        ends.set()
-        for thread in cleaners:
-            thread.join()
+
+        def writers() -> None:
+            try:
+                together(*(partial(write, table, number * 1000) for number in range(3)))
+            finally:
+                ends.set()
+
+        together(writers, *(partial(clean, table, name) for name in ("one", "two")))
         assert wrong == []
         assert sum(deleted) > 100, "the deletes met rows"
         table.delete(filter=DEAR)
@@ -248,11 +249,7 @@ def test_every_row_is_counted_once_by_deletes_at_once(open_small: Callable[..., 
     monkeypatch.setattr(deletes, "PIECE", 32)
     table, counted = open_small(), list[int]()
     table.put(rows(range(1000), 700))
-    threads = [threading.Thread(target=lambda: counted.append(table.delete(filter=DEAR).rows)) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(*[lambda: counted.append(table.delete(filter=DEAR).rows)] * 4)
     assert (sum(counted), table.count()) == (1000, 0)
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shutil
-import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import memwal
 from memwal import wal
 from tests.conftest import SCHEMA
 from tests.messages import raises
+from tests.support.together import together
 
 TINY: dict[str, Any] = {
     "memtable": {"rows_max": 20, "size_max": "1MiB", "unflushed_max": "8MiB"},
@@ -198,36 +199,25 @@ def test_many_threads_put_and_read_at_once(open_small: Callable[..., Any], made:
     """Each thread puts its own keys, so the newest value of a key is the last one that its thread put."""
     threads, puts = 8, 25
     models: list[dict[int, int]] = [{} for _ in range(threads)]
-    problems: list[str] = []
     table = open_small(**TINY)
 
     def work(thread: int) -> None:
         rng = np.random.default_rng(thread)
         mine = models[thread]
-        try:
-            for version in range(puts):
-                ids = [thread * 1000 + int(n) for n in rng.choice(40, 6, replace=False)]
-                if version % 5 == 4:
-                    table.delete(ids[:2], durable=bool(version % 2))
-                    for id in ids[:2]:
-                        mine.pop(id, None)
-                else:
-                    table.put(made.table(ids, version), durable=bool(version % 3))
-                    mine.update(dict.fromkeys(ids, version))
-                asked = [thread * 1000 + n for n in range(40)]
-                found = {row["id"]: row["name"] for row in table.get(asked, ["id", "name"]).to_pylist()}
-                expected = {id: f"row {id} v{v}" for id, v in mine.items()}
-                if found != expected:
-                    problems.append(f"thread {thread}, put {version}: {found.items() ^ expected.items()}")
-        except Exception as error:  # noqa: BLE001 - reported by the main thread
-            problems.append(f"thread {thread}: {error!r}")
+        for version in range(puts):
+            ids = [thread * 1000 + int(n) for n in rng.choice(40, 6, replace=False)]
+            if version % 5 == 4:
+                table.delete(ids[:2], durable=bool(version % 2))
+                for id in ids[:2]:
+                    mine.pop(id, None)
+            else:
+                table.put(made.table(ids, version), durable=bool(version % 3))
+                mine.update(dict.fromkeys(ids, version))
+            asked = [thread * 1000 + n for n in range(40)]
+            found = {row["id"]: row["name"] for row in table.get(asked, ["id", "name"]).to_pylist()}
+            assert found == {id: f"row {id} v{v}" for id, v in mine.items()}, (thread, version)
 
-    working = [threading.Thread(target=work, args=(thread,)) for thread in range(threads)]
-    for thread in working:
-        thread.start()
-    for thread in working:
-        thread.join(120)
-    assert problems == []
+    together(*(partial(work, thread) for thread in range(threads)))
     expected = {id: f"row {id} v{v}" for mine in models for id, v in mine.items()}
     assert {row["id"]: row["name"] for row in table.scan(["id", "name"]).read_all().to_pylist()} == expected
     table.close()

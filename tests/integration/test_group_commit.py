@@ -22,6 +22,7 @@ from memwal.ingest.engine.region.write_queue import PacedQueue, WriteQueue
 from memwal.ingest.errors import FencedError, Invalid, MemWalError, Unavailable, UnknownOutcome
 from tests.conftest import wait_until
 from tests.messages import raises
+from tests.support.together import together
 from tests.ways import entered
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.string())])
@@ -324,14 +325,7 @@ def test_an_interval_between_entries_makes_fewer_of_them_and_loses_none(tmp_path
     """
     callers, turns = 8, 5
     with _open(tmp_path, wal={"entry_interval": "200ms"}) as table:
-        threads = [
-            threading.Thread(target=lambda first=first: [table.put(_row(first * turns + n)) for n in range(turns)])
-            for first in range(callers)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
+        together(*(lambda f=f: [table.put(_row(f * turns + n)) for n in range(turns)] for f in range(callers)))
         assert gate.entries < callers * turns / 2, "of 40 puts; seven entries where nobody is late"
         assert table.count(level="durable") == callers * turns
     with _open(tmp_path, wal={"entry_interval": "1min"}) as table:
