@@ -187,6 +187,9 @@ MISTAKES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "twice": ({"key": ()}, {"regions": {"by": ["n", "n"]}}),
     "by with a key": ({"key": "n"}, {"regions": {"by": ["n"]}}),
     "arrow": ({"key": ()}, {"wal": {"format": "arrow"}}),
+    "inserts": ({"key": ()}, {"table": {"upsert": "insert"}}),
+    "merges": ({"key": ()}, {"table": {"upsert": "merge"}}),
+    "the first of equal keys": ({"key": ()}, {"table": {"on_duplicate": "first"}}),
 }
 
 

@@ -29,7 +29,6 @@ from tests import fault_proxy as faults
 from tests.backups import backed_up, restored, rows_of, tags
 from tests.conftest import toml, wait_until
 from tests.fault_proxy import FaultProxy
-from tests.messages import raises
 from tests.s3_fixtures import S3Table
 
 SCHEMA = pa.schema(
@@ -380,22 +379,6 @@ def test_a_damaged_backup_is_refused_and_a_killed_one_resumed(
     ran = cli("backup", config, dest)
     assert (ran.code, ran.err.count("\n")) == (2, 1)
     assert "an unfinished backup is there; if no process works on it, go on with --resume" in ran.err
-
-
-def test_a_live_daemon_of_the_original_is_not_taken_for_that_of_the_copy(
-    config: Path, uri: str, tmp_path: Path, made: Any, cli: Callable[..., Any]
-) -> None:
-    with memwal.open(uri, settings=BY_HAND) as owner:
-        assert cli("backup", config, tmp_path / "dest").code == 0
-        other = configuration(tmp_path / "new.toml", str(tmp_path / "new.lance"))
-        assert cli("restore", other, tmp_path / "dest").code == 0
-        with memwal.open(str(tmp_path / "new.lance"), settings=BY_HAND) as copy:
-            copy.put(made.rows([500]))
-            owner.put(made.rows([600]))
-            assert (copy.count("id = 500"), copy.count("id = 600")) == (1, 0)
-        position = owner.changes_position()
-        with memwal.open(str(tmp_path / "new.lance"), read_only=True) as copy, raises(memwal.Invalid):
-            next(iter(copy.changes(position)))
 
 
 def test_a_backup_whose_process_is_killed_is_resumed(

@@ -239,6 +239,7 @@ def test_generations_of_both_in_one_commit(world: World) -> None:
     world.check_collected()
 
 
+@pytest.mark.parametrize("world", ["ours, with indexes", "Lance's, unsharded"], indirect=True)
 def test_a_commit_beside_a_shard_writer_that_goes_on(world: World, wait_until: Callable[..., Any]) -> None:
     """ShardWriter's next publication must keep what is committed and pruned meanwhile, and memwal must keep
     ShardWriter's rows.

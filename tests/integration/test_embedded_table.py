@@ -148,20 +148,6 @@ def test_an_argument_that_contradicts_the_table_is_refused(
         memwal.open(uri, **arguments)
 
 
-def test_a_path_that_is_no_table_is_left_alone(
-    tmp_path: Path, tree: Callable[[Path], dict[str, int]], made: Any
-) -> None:
-    directory, file = tmp_path / "photos", tmp_path / "notes.txt"
-    directory.mkdir()
-    (directory / "cat.jpg").write_bytes(b"meow")
-    file.write_text("buy milk")
-    before = tree(tmp_path)
-    for path in (directory, file):
-        with raises(memwal.Invalid):
-            memwal.open(path, schema=made.schema, key="id")
-        assert tree(tmp_path) == before
-
-
 def test_a_lance_table_without_memwal_says_how_to_adopt_it(
     uri: str, made: Any, tmp_path: Path, tree: Callable[[Path], dict[str, int]]
 ) -> None:

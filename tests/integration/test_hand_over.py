@@ -219,6 +219,7 @@ def test_rows_are_the_same_at_each_hand_over(world: World) -> None:
         pass
 
 
+@pytest.mark.parametrize("world", [pytest.param((["code"], 2), id="string"), "adopted"], indirect=True)
 def test_the_one_who_is_fenced_is_told(world: World) -> None:
     ours = memwal.open(world.uri, settings=ARROW)
     world.put(ours, [1, 2], 1)
@@ -236,6 +237,7 @@ def test_the_one_who_is_fenced_is_told(world: World) -> None:
         world.their_put(newest, [1], 5)
 
 
+@pytest.mark.parametrize("world", [pytest.param((["code"], 2), id="string"), "adopted"], indirect=True)
 def test_several_claims_of_each_in_a_row(world: World) -> None:
     """Sentinels of memwal and Lance follow each other; no reader takes one for the end of the log or for rows."""
     for version in (1, 3):
@@ -253,6 +255,7 @@ def test_several_claims_of_each_in_a_row(world: World) -> None:
             deposed.scan()
 
 
+@pytest.mark.parametrize("world", [pytest.param((["code"], 2), id="string"), "adopted"], indirect=True)
 def test_many_batches_in_one_entry_of_shard_writer(world: World) -> None:
     region = world.base.regions[0]
     with world.theirs() as writers:
