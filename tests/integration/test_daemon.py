@@ -25,27 +25,6 @@ def names(table: Any, level: str = "latest") -> dict[int, str]:
     return found
 
 
-def test_every_client_sees_what_any_client_was_acked(
-    small_config: Callable[..., Path], serve: Callable[..., Any], made: Any
-) -> None:
-    running, endpoint = serve(small_config())
-    one, other = memwal.connect(endpoint), memwal.connect(endpoint)
-    assert one.key == ("id",)
-    for version in range(5):
-        ids = list(range(version, version + 30))
-        one.put(made.table(ids, version), durable=bool(version % 2))
-        assert {id: names(other)[id] for id in ids} == {id: f"row {id} v{version}" for id in ids}
-    other.delete([0, 1])
-    assert one.get([0, 1, 2]).num_rows == 1
-    one.flush()
-    report = one.commit()
-    assert report.rows_inserted == 32
-    assert names(other, "committed") == names(one)
-    one.close()
-    assert other.count() == 32
-    assert running.errors == []
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_daemon_told_to_stop_drains_and_exits_0(
     number: signal.Signals,
