@@ -145,22 +145,6 @@ def test_what_ends_the_waiting_of_puts_is_taken_however_many_calls_are_under_way
 # ---- sizes -----------------------------------------------------------------------------------------------------------
 
 
-def test_requests_and_batches_that_are_too_large_are_refused_without_effect(serve: Callable[..., Served]) -> None:
-    served = serve(message=10_000)
-    before = served.table.count()
-    rows = pa.table({"id": list(range(9000, 9010)), "v": ["x" * 2000] * 10}, schema=SCHEMA)
-    with raises(Invalid):
-        served.client.put(rows)
-    with raises(Invalid):
-        served.client.get(list(range(5000)))
-    with raises(Invalid):
-        served.client.count(filter="id in (" + ", ".join(map(str, range(5000))) + ")")
-    assert served.refused("size") == 3
-    assert served.table.count() == before
-    served.client.put(rows.slice(0, 1))
-    assert served.table.count() == before + 1
-
-
 def test_a_put_that_is_too_large_is_refused_in_its_middle(serve: Callable[..., Served]) -> None:
     """Covers every way of sending rows; the client gets the daemon's own error."""
     served = serve(put=1 << 20)

@@ -24,7 +24,7 @@ from memwal.ingest.engine.read.reader import Reader
 from memwal.ingest.engine.table.garbage import Ages, RegionGarbage, TableCollector, TableGarbage
 from memwal.ingest.engine.table.stored import StoredTable
 from memwal.wal.layout import parse_sst_dir, region_prefix
-from tests.clean import assert_clean, assert_collected
+from tests.clean import assert_clean
 from tests.messages import raises
 from tests.support.clock import FakeClock
 
@@ -290,44 +290,16 @@ table.flush()
 """
 
 
-def killed_in_a_flush(uri: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _KILLED_BEFORE_IT_PUBLISHES, uri],
-        timeout=300,
-        capture_output=True,
-    )
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    assert_clean(wal.open_store(uri), uri)
-
-
-def test_what_a_killed_flush_left_goes_with_the_next_publication(uri: str, made: Any) -> None:
-    with memwal.open(uri, schema=made.schema, key="id", regions=1, settings=BY_HAND) as table:
-        table.put(made.rows([1, 2]))
-    killed_in_a_flush(uri)
-    (left,) = ssts(uri)
-    kept = collected(uri, sst_age=0.0)
-    assert (kept.abandoned, kept.regions[0].ssts.unpublished) == (0, 1)
-    assert ssts(uri) == [left]
-    with memwal.open(uri, settings=BY_HAND) as table:
-        assert table.count() == 2
-        table.flush()
-        assert collected(uri, sst_age=0.0).abandoned == 1
-        (published,) = ssts(uri)
-        assert published != left
-        assert_clean(wal.open_store(uri), uri)
-        assert table.count() == 2
-        table.commit()
-        assert_collected(wal.open_store(uri), uri)
-        assert table.count() == 2
-
-
 def test_an_owner_collects_what_its_killed_predecessor_left_though_it_never_flushes(
     uri: str, made: Any, wait_until: Callable[..., Any]
 ) -> None:
     """Otherwise a flush that always kills its process would fill the disk."""
     with memwal.open(uri, schema=made.schema, key="id", regions=1, settings=BY_HAND) as table:
         table.put(made.rows([1, 2]))
-    killed_in_a_flush(uri)
+    command = [sys.executable, "-c", _KILLED_BEFORE_IT_PUBLISHES, uri]
+    done = subprocess.run(command, timeout=300, capture_output=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert_clean(wal.open_store(uri), uri)
     assert len(ssts(uri)) == 1
     settings = {"commit": {"interval": "0s"}, "gc": {"interval": "50ms", "sst_age_min": "0s"}}
     with memwal.open(uri, settings=settings) as table:
