@@ -358,6 +358,10 @@ def test_a_cancelled_scan_lets_its_moment_go(
     # Only rows of the base pass this filter, so the first batch comes from the base.
     filter = "id < 100" if when == "while it opens" else None
 
+    def begun() -> bool:
+        entered = gate.entered.is_set() or when == "while nobody reads"
+        return entered and (batches[0] > 0 or when == "while it opens")
+
     async def read(table: AsyncTable) -> None:
         async for _ in await table.scan(["id"], filter):
             batches[0] += 1
@@ -366,7 +370,6 @@ def test_a_cancelled_scan_lets_its_moment_go(
 
     async def ask() -> None:
         async with idle_after(world.at) as table:
-            begun = (lambda: batches[0] > 0) if when == "while nobody reads" else gate.entered.is_set
             assert await cancelled(read(table), begun) < SOON
         gate.opened.set()
         assert within(10, lambda: not [view for view in held if view() is not None])
