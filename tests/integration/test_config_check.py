@@ -73,7 +73,7 @@ def test_all_of_it_at_once(small_config: Callable[..., Path], cli: Callable[...,
 
 
 def test_a_daemon_that_runs_does_not_make_its_configuration_wrong(
-    small_config: Callable[..., Path], serve: Callable[..., Any], cli: Callable[..., Any], tmp_path: Path
+    small_config: Callable[..., Path], serve: Callable[..., Any], cli: Callable[..., Any]
 ) -> None:
     from tests.s3_server import free_ports
 

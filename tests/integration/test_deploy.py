@@ -355,7 +355,7 @@ def words_of(path: Path, config: Path) -> list[str]:
 
 
 def test_a_daemon_with_the_secrets_of_the_stack_gets_ready_and_drains(
-    secrets: Path, tmp_path: Path, start: Callable[..., Any], wait_until: Callable[..., Any]
+    secrets: Path, tmp_path: Path, start: Callable[..., Any]
 ) -> None:
     """The configuration, health check, probes and signal are those of the files; only the paths are the test's."""
     text = (DEPLOY / "compose" / "memwal.toml").read_text().replace("/run/secrets/memwal", str(secrets))

@@ -65,7 +65,7 @@ def test_a_token_is_remembered_after_reopening(
 
 
 def test_a_token_of_a_put_that_was_not_durable_is_not_remembered_without_its_rows(
-    open_small: Callable[..., Any], made: Any, uri: str
+    open_small: Callable[..., Any], made: Any
 ) -> None:
     """The next owner has both the rows and the token, or neither."""
     older = open_small(regions=1, wal={"linger_max": "1h"})
@@ -77,9 +77,7 @@ def test_a_token_of_a_put_that_was_not_durable_is_not_remembered_without_its_row
     assert names(newer) == {1: "row 1 v1", 2: "row 2 v1"}
 
 
-def test_a_token_sent_again_durably_makes_lingering_rows_durable(
-    open_small: Callable[..., Any], made: Any, uri: str
-) -> None:
+def test_a_token_sent_again_durably_makes_lingering_rows_durable(open_small: Callable[..., Any], made: Any) -> None:
     older = open_small(regions=1, wal={"linger_max": "1h"})
     older.put(made.rows([1, 2]), durable=False, token="loader:1")
     assert older.put(made.rows([1, 2]), durable=True, token="loader:1").applied is False

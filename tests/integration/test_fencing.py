@@ -87,7 +87,7 @@ def test_the_older_writer_cannot_flush_either(open_small: Callable[..., Any], ma
 
 
 def test_rows_that_linger_at_the_takeover_are_lost_or_kept_but_not_invented(
-    open_small: Callable[..., Any], made: Any, uri: str
+    open_small: Callable[..., Any], made: Any
 ) -> None:
     """Rows acked without durability may be lost with their writer; a reader of the newer writer never sees a part of a
     write.

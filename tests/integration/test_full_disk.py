@@ -36,7 +36,7 @@ def on_small_disk(directory: Path, *command: str) -> list[str]:
 
 
 def test_a_full_disk_fails_puts_in_time_and_is_reported_once_a_minute(
-    tmp_path: Path, small_config: Callable[..., Path], start: Callable[..., Any], made: Any
+    tmp_path: Path, small_config: Callable[..., Path], start: Callable[..., Any]
 ) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
