@@ -52,7 +52,7 @@ TEXTS = ("", "a", "aB", "a\\B", "aBc", "abc", "%", "10", "1")
 NUMBERS = (
     *("i", "id", "u", "f", "g", "m", "st.g", "st.i", "st.deep.i", "l[1].i", "l[i].i", "l[1].g", "length(s)", "abs(f)"),
     *("coalesce(i, u)", "coalesce(st.i, i)", "-f", "i + u", "round(f, -1)", "trunc(m)", "sqrt(f)", "power(f, 2)"),
-    *("array_length(l)", "regexp_count(s, 'a')", "nullif(f, 0)", "i % 3", "m + 1"),
+    *("array_length(l)", "regexp_count(s, 'a')", "nullif(f, 0)", "i % 3"),
 )
 WORDS = (
     *("s", "st.s", "st.deep.s", "upper(s)", "replace(s, '', 'x')", "concat(s, 'B')", "coalesce(st.s, s)"),
@@ -70,7 +70,16 @@ LITERALS = (
 )
 PATTERNS = ("a%", "a\\\\B%", "a\\B%", "\\a%", "%B", "_", "a\\%", "%")
 OTHERS = (
-    *("d > date '1970-01-01'", "m > decimal(8, 3) '0.500'", "isnan(f)", "regexp_like(s, 'a')", "st.b", "b"),
+    *(
+        "m + 1 > 1.5",
+        "abs(i) > 1",
+        "d > date '1970-01-01'",
+        "m > decimal(8, 3) '0.500'",
+        "isnan(f)",
+        "regexp_like(s, 'a')",
+        "st.b",
+        "b",
+    ),
     *("regexp_match(s, '^1') is null", "regexp_match(st.s, 'B$')", "st.deep is null", "not regexp_match(s, 'a')"),
 )
 
