@@ -77,7 +77,7 @@ def test_a_kept_memtable_goes_with_its_commit(
     table = open_small()
     before = memtables()
     changed(table, made)
-    assert memtables() == before + 4  # two per region
+    wait_until(lambda: memtables() == before + 4)  # two per region
     table.commit()
     assert table.count() == table.count(level="committed") == 176
     wait_until(lambda: memtables() == before)
