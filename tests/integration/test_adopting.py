@@ -191,7 +191,7 @@ def test_another_index_than_the_one_that_is_there_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("kind", "held"), [(pa.int64(), 1 << 23), (pa.int64(), 1_000), (pa.string(), 1_000), (pa.uint8(), 1_000)]
+    ("kind", "held"), [(pa.int64(), 1 << 23), (pa.int64(), 1_000), (pa.string(), 1_000), (pa.uint8(), 1_000)], ids=str
 )
 def test_keys_are_compared_a_part_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: pa.DataType, held: int
