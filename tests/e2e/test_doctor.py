@@ -60,9 +60,7 @@ def test_what_is_wrong_is_told_with_the_rest_and_the_exit_code_is_2(
     assert shown[-1].endswith("each line says how to mend it")
 
 
-def test_the_daemon_of_a_table_is_named(
-    serve: Callable[..., Any], small_config: Callable[..., Path], cli: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_the_daemon_of_a_table_is_named(serve: Callable[..., Any], small_config: Callable[..., Path]) -> None:
     config = small_config()
     assert findings(config).get("daemons") is None
     _, endpoint = serve(config)

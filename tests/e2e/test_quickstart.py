@@ -60,15 +60,8 @@ def test_the_base_table_holds_every_package_at_its_newest_version(quickstart: Qu
     assert len(found) == 4000, "a package is there twice"
     assert found == packages.newest
     assert len(packages.changed) == 581
-
-
-def test_the_base_table_has_its_indexes(quickstart: Quickstart) -> None:
-    indexed = {
-        name: index.index_type
-        for index in lance.dataset(quickstart.uri).describe_indices()
-        for name in index.field_names
-    }
-    assert {"embedding", "description", "installed_kb"} <= set(indexed)
+    indexed = {name for index in lance.dataset(quickstart.uri).describe_indices() for name in index.field_names}
+    assert {"embedding", "description", "installed_kb"} <= indexed
 
 
 def test_the_report_says_what_happened(quickstart: Quickstart) -> None:
@@ -127,13 +120,3 @@ def test_the_packages_are_found_every_way(quickstart: Quickstart, cli: Callable[
         name for name, row in packages.newest.items() if "firewall" in re.findall(r"\w+", row["description"].lower())
     }
     assert all("firewall" in row["description"].lower() for row in matched)
-
-
-def test_a_second_run_changes_nothing(quickstart: Quickstart, cli: Callable[..., Any], packages: Any) -> None:
-    before = lance.dataset(quickstart.uri)
-    again = cli("run", quickstart.config, "--once", cwd=quickstart.config.parent, env=quickstart.env, process=True)
-    assert (again.code, again.err) == (0, "")
-    after = lance.dataset(quickstart.uri)
-    assert after.version == before.version
-    assert {row["package"]: row for row in after.to_table().to_pylist()} == packages.newest
-    assert after.count_rows() == 4000

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -97,14 +98,18 @@ def test_a_healthy_table_fires_no_alert(watched: Callable[..., Opened], made: An
     scrapes.expect(set())
 
 
-def test_rows_that_are_not_committed_in_time(watched: Callable[..., Opened], made: Any) -> None:
+def test_rows_that_are_not_committed_in_time(
+    watched: Callable[..., Opened], made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A commit in progress blocks; a process makes one commit at a time."""
+    ends, commit = threading.Event(), flush.commit
+    monkeypatch.setattr(flush, "commit", lambda *given, **named: ends.wait(60) and commit(*given, **named))
     table, scrapes = watched(commit={"interval": "500ms"})
     scrapes.take(HEALTHY)
-    with table._commits._one_at_a_time:
-        table.put(made.rows([1]))
-        wait_until(lambda: table.regions.writers[0].status()["behind"]["committed"] > 1.1)
-        scrapes.take(LONG)
+    table.put(made.rows([1]))
+    wait_until(lambda: table.regions.writers[0].status()["behind"]["committed"] > 1.1)
+    scrapes.take(LONG)
+    ends.set()
     scrapes.expect({"MemwalCommittedLate"})
 
 

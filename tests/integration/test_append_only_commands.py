@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,36 +16,16 @@ import pytest
 
 import memwal
 from memwal.flush import BaseTable
-from memwal.flush.history.actions import read_history
 from memwal.flush.verification.runner import verify_table
-from memwal.ingest.cli.app import main
 from memwal.ingest.engine.api.tokens import Token
-from memwal.ingest.engine.table.create import initialise
-from memwal.ingest.settings.load import load
-from memwal.ingest.spark.session import configuration, start_session
-from memwal.ingest.spark.sink.foreach_batch import MemWalSink
-from memwal.ingest.spark.source.stream import read_stream
 from memwal.wal import open_store
 from tests.append_rows import QUIET, clean, configured, counted, opened, rows
+from tests.conftest import Ran
 from tests.messages import raises
+from tests.ways import served
 
 
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Run the command in this process; return its exit code, output and errors."""
-
-    def command(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["memwal", *map(str, arguments)])
-        monkeypatch.setenv("COLUMNS", "200")
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capsys.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return command
-
-
-def test_collected_garbage_loses_no_row(uri: str, run: Callable[..., Any], tmp_path: Path) -> None:
+def test_collected_garbage_loses_no_row(uri: str, cli: Callable[..., Ran], tmp_path: Path) -> None:
     oracle: Counter[int | None] = Counter()
     with opened(uri, 3) as table:
         for n in range(4):
@@ -57,7 +38,7 @@ def test_collected_garbage_loses_no_row(uri: str, run: Callable[..., Any], tmp_p
         oracle.update([1])
     config = configured(tmp_path, uri, gc={"sst_age_min": "0s", "wal_age_min": "0s"})
     assert len(list(Path(uri).glob("_mem_wal/*/*_gen_*"))) == 12
-    assert run("gc", config)[0] == 0
+    assert cli("gc", config).code == 0
     assert not list(Path(uri).glob("_mem_wal/*/*_gen_*"))
     with opened(uri) as table:
         assert counted(table) == oracle
@@ -69,12 +50,12 @@ def test_collected_garbage_loses_no_row(uri: str, run: Callable[..., Any], tmp_p
 
 @pytest.mark.parametrize("version", ["2.0", "2.2"])
 def test_a_table_is_adopted_with_its_rows_and_its_files_format(
-    uri: str, run: Callable[..., Any], tmp_path: Path, version: Any
+    uri: str, cli: Callable[..., Ran], tmp_path: Path, version: Any
 ) -> None:
     found = lance.write_dataset(rows([1, 1, 2]), uri, data_storage_version=version).data_storage_version
     config = configured(tmp_path, uri)
-    code, out, _ = run("init", config)
-    assert (code, "adopted" in out, "none (append only)" in out) == (0, True, True)
+    ran = cli("init", config)
+    assert (ran.code, "adopted" in ran.out, "none (append only)" in ran.out) == (0, True, True)
     with opened(uri) as table:
         table.put(rows([1]))
         table.flush()
@@ -84,13 +65,6 @@ def test_a_table_is_adopted_with_its_rows_and_its_files_format(
     assert len({(file.file_major_version, file.file_minor_version) for file in files}) == 1
     assert lance.dataset(uri).data_storage_version == found
     clean(uri)
-
-
-def test_a_table_of_legacy_files_is_refused_in_one_line(uri: str, run: Callable[..., Any], tmp_path: Path) -> None:
-    lance.write_dataset(rows([1, 1, 2]), uri, data_storage_version="legacy")
-    code, out, err = run("init", configured(tmp_path, uri))
-    assert (code, len((out + err).strip().splitlines())) == (2, 1), out + err
-    assert lance.dataset(uri).version == 1
 
 
 @pytest.mark.parametrize("key", [(), "n"], ids=["no key", "a key"])
@@ -134,9 +108,9 @@ def test_a_clone_takes_rows_of_its_own(uri: str, tmp_path: Path, key: Any, clone
     assert lance.dataset(uri).to_table()["n"].to_pylist() == [1]
 
 
-def test_stable_row_ids_stay(uri: str, run: Callable[..., Any], tmp_path: Path) -> None:
+def test_stable_row_ids_stay(uri: str, cli: Callable[..., Ran], tmp_path: Path) -> None:
     lance.write_dataset(rows([1, 1, 2]), uri, enable_stable_row_ids=True)
-    assert run("init", configured(tmp_path, uri))[0] == 0
+    assert cli("init", configured(tmp_path, uri)).code == 0
     with opened(uri) as table:
         for n in (3, 3, 4):
             table.put(rows([n]))
@@ -148,21 +122,21 @@ def test_stable_row_ids_stay(uri: str, run: Callable[..., Any], tmp_path: Path) 
 
 
 def test_a_table_with_a_primary_key_is_not_adopted_without_it(
-    uri: str, run: Callable[..., Any], tmp_path: Path
+    uri: str, cli: Callable[..., Ran], tmp_path: Path
 ) -> None:
     marked = pa.field("n", pa.int64(), False, {"lance-schema:unenforced-primary-key": "true"})
     lance.write_dataset(pa.table({"n": [1]}, schema=pa.schema([marked])), uri)
-    code, _, err = run("init", configured(tmp_path, uri, columns={"n": "int64"}))
-    assert code == 2
-    assert "declares the primary key n" in err
+    ran = cli("init", configured(tmp_path, uri, columns={"n": "int64"}))
+    assert ran.code == 2
+    assert "declares the primary key n" in ran.err
 
 
 # ---- commands and the daemon ---------------------------------------------------------------------------------------
 
 
-def test_the_commands(uri: str, run: Callable[..., Any], tmp_path: Path) -> None:
+def test_the_commands(uri: str, cli: Callable[..., Ran], tmp_path: Path) -> None:
     config = configured(tmp_path, uri)
-    assert "none (append only)" in run("init", config)[1]
+    assert "none (append only)" in cli("init", config).out
     with opened(uri) as table:
         table.put(rows([1, 1, *range(20)]))
         table.flush()
@@ -170,27 +144,30 @@ def test_the_commands(uri: str, run: Callable[..., Any], tmp_path: Path) -> None
         table.put(rows([1, *range(30)]))
         table.flush()
         table.put(rows([1]))
-    code, out, _ = run("query", config, "--filter", "n = 1", "--columns", "n", "--format", "json")
-    assert (code, [row["n"] for row in json.loads(out)]) == (0, [1] * 6)
-    for refused in (("query", config, "--key", "1"), ("query", config, "--near", "vector=key:1")):
-        code, _, err = run(*refused)
-        assert (code, len(err.splitlines()), "the table has no key" in err) == (2, 1, True)
-    code, out, _ = run("log", config)
-    assert code == 0
-    assert "insert 22 rows; commit generation 1 of buckets 0–2" in out
-    assert "Lance's progress marker updated" in out
-    code, _, err = run("log", config, "--diff", "1", "2")
-    assert (code, len(err.splitlines()), "compares rows by key" in err) == (2, 1, True)
-    assert run("verify", config, "--deep")[0] == 0
-    assert run("status", config)[0] == 0
-    assert run("inspect", uri)[0] == 0
+    ran = cli("query", config, "--filter", "n = 1", "--columns", "n", "--format", "json")
+    assert (ran.code, [row["n"] for row in json.loads(ran.out)]) == (0, [1] * 6)
+    for words, says in (
+        (("query", config, "--key", "1"), "the table has no key"),
+        (("query", config, "--near", "vector=key:1"), "the table has no key"),
+        (("log", config, "--diff", "1", "2"), "compares rows by key"),
+    ):
+        ran = cli(*words)
+        assert (ran.code, len(ran.error_lines), says in ran.err) == (2, 1, True)
+    log = cli("log", config).out
+    assert "insert 22 rows; commit generation 1 of buckets 0–2" in log
+    assert "Lance's progress marker updated" in log
     for path in (*Path(uri).glob("_mem_wal/*/*_gen_2"), *Path(uri).glob("_mem_wal/*/wal/*")):
-        code, out, _ = run("inspect", path)
-        assert code == 0
-        assert "bloom" not in out
-    assert run("gc", config, "--dry-run")[0] == 0
-    assert run("flush", config)[0] == 0
-    assert run("commit", config)[0] == 0
+        ran = cli("inspect", path)
+        assert (ran.code, "bloom" in ran.out) == (0, False)
+    for words in (
+        ("verify", config, "--deep"),
+        ("status", config),
+        ("inspect", uri),
+        ("gc", config, "--dry-run"),
+        ("flush", config),
+        ("commit", config),
+    ):
+        assert cli(*words).code == 0, words
     assert lance.dataset(uri).count_rows() == 54
 
 
@@ -208,8 +185,8 @@ def test_verify_finds_a_row_in_the_wrong_region_and_one_that_is_not_in_the_log(u
     assert checks & {"data", "route", "fingerprint", "sst"}
 
 
-def test_the_daemon(serve: Callable[..., Any], uri: str, tmp_path: Path) -> None:
-    _, endpoint = serve(configured(tmp_path, uri))
+def test_the_daemon(uri: str, ends: ExitStack) -> None:
+    endpoint = served(ends.enter_context(opened(uri, 3)), ends)
     with memwal.connect(endpoint) as table, memwal.connect(endpoint) as other:
         assert table.key == ()
         for _ in range(2):
@@ -234,68 +211,10 @@ def test_the_daemon(serve: Callable[..., Any], uri: str, tmp_path: Path) -> None
         assert counted(table, "committed") == {1: 5, 2: 1}
 
 
-def test_history_counts_every_commit(uri: str) -> None:
-    with opened(uri, 1) as table:
-        for n in range(3):
-            table.put(rows([n] * (n + 1)))
-            table.flush()
-            table.commit()
-    changes = read_history(open_store(uri, None)).changes
-    inserted = [each.details["rows"] for change in changes for each in change.actions or () if each.kind == "insert"]
-    assert inserted == [3, 2, 1]
-
-
 # ---- Spark ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def spark(tmp_path: Path) -> Iterator[Any]:
-    settings = load({"table": {"uri": str(tmp_path / "unused")}}, {})
-    session = start_session(configuration(settings, 2, once=True))
-    yield session
-    session.stop()
-
-
-def test_a_replayed_micro_batch_adds_nothing(spark: Any, uri: str, tmp_path: Path) -> None:
-    landing, checkpoint = tmp_path / "in", tmp_path / "checkpoint"
-    landing.mkdir()
-    config = configured(tmp_path, uri, source={"path": str(landing), "files_per_trigger": 2})
-    initialise(load(config, {}), {})
-    batches: list[Any] = []
-    sink = MemWalSink(config, on_batch=batches.append)
-
-    def process() -> None:
-        frame = read_stream(spark, load(config, {}).source, BaseTable.open(uri).schema).frame
-        query = (
-            frame.writeStream.foreachBatch(sink)
-            .option("checkpointLocation", str(checkpoint))
-            .trigger(availableNow=True)
-            .start()
-        )
-        try:
-            assert query.awaitTermination(90)
-        finally:
-            query.stop()
-
-    try:
-        pq.write_table(rows([1, 1, None, *range(50)]), landing / "0.parquet")
-        pq.write_table(rows([1, *range(50)]), landing / "1.parquet")
-        process()
-        expected = Counter([1, 1, None, *range(50), 1, *range(50)])
-        for done in (checkpoint / "commits").iterdir():
-            done.unlink()  # as if the driver had been killed before it recorded this
-        process()
-        assert [region.applied for region in batches[0].regions] == [True] * 3
-        assert [region.applied for region in batches[1].regions] == [False] * 3
-        pq.write_table(rows([1, 1]), landing / "2.parquet")
-        process()
-        with memwal.connect(sink._owner()) as table:
-            assert counted(table) == expected + Counter([1, 1])
-    finally:
-        sink.close()
-
-
-def test_memwal_run_once_and_again(uri: str, tmp_path: Path, cli: Callable[..., Any]) -> None:
+def test_memwal_run_once_and_again(uri: str, tmp_path: Path, cli: Callable[..., Ran]) -> None:
     feed = tmp_path / "feed"
     feed.mkdir()
     for number in range(3):

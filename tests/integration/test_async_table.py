@@ -29,8 +29,10 @@ from memwal.ingest.engine.read.base import BaseReads
 from memwal.ingest.service.client.async_streams import AsyncChanges, AsyncRowStream
 from memwal.ingest.service.client.async_table import AT_ONCE, AsyncTable
 from memwal.ingest.service.client.remote import RemoteTable
-from memwal.ingest.service.daemon.service import FlightService
+from tests.conftest import toml
+from tests.integration.test_router import Pair
 from tests.messages import raises
+from tests.ways import served
 
 SCHEMA = pa.schema(
     [
@@ -76,26 +78,28 @@ class World:
         self.at = self.serve()
 
     def serve(self) -> str:
-        service = FlightService(self.owner, "grpc://127.0.0.1:0")
-        self._ends.callback(service.shutdown)
-        return f"grpc://127.0.0.1:{service.port}"
+        return served(self.owner, self._ends)
+
+    def divide(self) -> list[str]:
+        """Close the table, and open it in two daemons, each with one region; return their endpoints."""
+        self.owner.close()
+        config = Path(f"{self.uri}.toml")
+        config.write_text(toml({"table": {"uri": self.uri}, "commit": {"interval": "0s"}}))
+        return Pair(config, self._ends).endpoints
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    with ExitStack() as ends:
-        yield World(tmp_path, ends)
+def world(tmp_path: Path, ends: ExitStack) -> World:
+    return World(tmp_path, ends)
 
 
 def connected(world: World) -> Coroutine[Any, Any, AsyncTable]:
     return memwal.connect_async(world.at)
 
 
-def parted(client: Any, endpoints: tuple[str, ...]) -> None:
-    """Make a client believe that each of two daemons owns one region, so its calls go to both."""
-    owners = zip(client.router.regions, endpoints, strict=True)
-    client.router._believe({region: client.router._owners[region]._replace(endpoint=at) for region, at in owners})
-    assert client.router.sole is None
+def idle(table: AsyncTable) -> bool:
+    """Return whether no thread of the table makes a call."""
+    return all(pool._idle == pool._threads for pool in (table._reads, table._writes))
 
 
 # ---- the same answers ----------------------------------------------------------------------------------------------
@@ -124,14 +128,11 @@ def comparable(answer: Any) -> Any:
 @pytest.mark.parametrize("way", ["daemon", "two daemons", "storage"])
 def test_every_read_gives_the_answer_of_the_synchronous_table(world: World, way: str) -> None:
     where, more = (world.uri, {"fallback": "durable"}) if way == "storage" else (world.at, {})
-    where = [world.at, world.serve()] if way == "two daemons" else where
+    where = world.divide() if way == "two daemons" else where
 
     async def ask() -> None:
         with memwal.connect(where, **more) as sync:
             async with await memwal.connect_async(where, **more) as table:
-                if way == "two daemons":
-                    for client in (sync, table._table):
-                        parted(client, client.router.endpoints)
                 assert (table.schema, table.key) == (sync.schema, sync.key)
                 for name, (given, options) in READS.items():
                     expected = comparable(getattr(sync, name)(*given, **options))
@@ -221,7 +222,6 @@ def call_threads() -> int:
 
 def test_a_thousand_gets_and_puts_at_once_take_few_threads(world: World) -> None:
     async def many() -> None:
-        loop = asyncio.get_running_loop()
         async with await connected(world) as table:
             most = 0
 
@@ -236,8 +236,8 @@ def test_a_thousand_gets_and_puts_at_once_take_few_threads(world: World) -> None
             assert answers[:500] == [1] * 500
             assert await table.count("id >= 1000") == 500
             assert 2 <= most <= 2 * AT_ONCE
-        assert loop._default_executor is None  # type: ignore[attr-defined]
         assert within(5, lambda: not call_threads())
+        assert not [thread for thread in threading.enumerate() if thread.name.startswith("asyncio")]
 
     asyncio.run(many())
 
@@ -303,34 +303,36 @@ def held(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Any]]:
     return references
 
 
+@pytest.fixture
+def steps(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Make each step of a search, match or count wait at the gate; collect the steps."""
+    through, taken = merged.MergedView._passing, list[int]()
+
+    def passing(self: Any, *args: Any) -> Any:
+        taken.append(len(taken))
+        gate.wait()
+        return through(self, *args)
+
+    monkeypatch.setattr(merged.MergedView, "_passing", passing)
+    return taken
+
+
 @asynccontextmanager
-async def idle_after(world: World, daemons: int = 1) -> AsyncIterator[AsyncTable]:
+async def idle_after(at: str | list[str]) -> AsyncIterator[AsyncTable]:
     """Yield a table whose threads must all be idle at the end, within a second plus the delay of a busy machine."""
-    async with await memwal.connect_async([world.at, *(world.serve() for _ in range(1, daemons))]) as table:
-        if daemons > 1:
-            parted(table._table, table._table.router.endpoints)
+    async with await memwal.connect_async(at) as table:
         yield table
-        pools = (table._reads, table._writes)
-        assert within(5, lambda: all(pool._idle == pool._threads for pool in pools))
+        assert within(5, lambda: idle(table))
 
 
 @pytest.mark.parametrize(
     ("read", "daemons"), [("search", 1), ("match", 1), ("candidates", 1), ("count", 1), ("match", 2)]
 )
 def test_a_cancelled_read_ends_at_the_daemon_before_its_next_step(
-    world: World, gate: Gate, held: list[Any], monkeypatch: pytest.MonkeyPatch, read: str, daemons: int
+    world: World, gate: Gate, held: list[Any], steps: list[int], read: str, daemons: int
 ) -> None:
-    through, steps = merged.MergedView._passing, []
-
-    def passing(self: Any, *args: Any) -> Any:
-        steps.append(read)
-        gate.wait()
-        return through(self, *args)
-
-    monkeypatch.setattr(merged.MergedView, "_passing", passing)
-
     async def ask() -> None:
-        async with idle_after(world, daemons) as table:
+        async with idle_after(world.at if daemons == 1 else world.divide()) as table:
             given, options = READS[read]
             assert await cancelled(getattr(table, read)(*given, **options), lambda: len(steps) == daemons) < SOON
         gate.opened.set()
@@ -356,6 +358,10 @@ def test_a_cancelled_scan_lets_its_moment_go(
     # Only rows of the base pass this filter, so the first batch comes from the base.
     filter = "id < 100" if when == "while it opens" else None
 
+    def begun() -> bool:
+        entered = gate.entered.is_set() or when == "while nobody reads"
+        return entered and (batches[0] > 0 or when == "while it opens")
+
     async def read(table: AsyncTable) -> None:
         async for _ in await table.scan(["id"], filter):
             batches[0] += 1
@@ -363,8 +369,7 @@ def test_a_cancelled_scan_lets_its_moment_go(
                 await asyncio.sleep(60)
 
     async def ask() -> None:
-        async with idle_after(world) as table:
-            begun = (lambda: batches[0] > 0) if when == "while nobody reads" else gate.entered.is_set
+        async with idle_after(world.at) as table:
             assert await cancelled(read(table), begun) < SOON
         gate.opened.set()
         assert within(10, lambda: not [view for view in held if view() is not None])
@@ -404,7 +409,7 @@ def test_a_cancelled_put_that_waits_for_room_is_withdrawn(world: World, monkeypa
     monkeypatch.setattr(RegionLevels, "has_room", has_room)
 
     async def put() -> None:
-        async with idle_after(world) as table:
+        async with idle_after(world.at) as table:
             assert await cancelled(table.put(rows(range(900, 901))), anybody_waits_for_room) < SOON
             assert within(5, lambda: not anybody_waits_for_room())
             full.clear()
@@ -439,12 +444,12 @@ def test_a_cancelled_put_that_began_may_be_applied_and_its_repeat_changes_nothin
     lone = rows(range(900, 901))
 
     async def put() -> None:
-        async with idle_after(world) as table:
+        async with idle_after(world.at) as table:
             assert await cancelled(table.put(lone, token="loader:1"), gate.entered.is_set) < SOON
             behind = table.put(rows(range(900, 901)), token="loader:2")  # same region: waits behind the first put
             queued = time.monotonic()
             assert await cancelled(behind, lambda: time.monotonic() > queued + 0.5) < SOON
-            assert within(5, lambda: table._writes._idle == table._writes._threads)
+            assert within(5, lambda: idle(table))
             await asyncio.sleep(0.3)  # the daemon checks 20 times a second
             gate.opened.set()
             receipt = await table.put(lone, token="loader:1")
@@ -488,8 +493,7 @@ def test_a_feed_that_follows_holds_no_thread_and_loses_nothing_when_it_is_cancel
                     with pytest.raises(TimeoutError):
                         async with asyncio.timeout(0.3):
                             await anext(changes)
-                pools = (table._reads, table._writes)
-                assert within(5, lambda: all(pool._idle == pool._threads for pool in pools))
+                assert within(5, lambda: idle(table))
                 told: list[int] = []
                 for id in range(1000, 1020):
                     await table.put(rows(range(id, id + 1)))
@@ -512,14 +516,11 @@ def test_a_feed_that_follows_holds_no_thread_and_loses_nothing_when_it_is_cancel
 # ---- ends ------------------------------------------------------------------------------------------------------------
 
 
-def test_closing_ends_the_calls_under_way(world: World, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    through = merged.MergedView._passing
-    monkeypatch.setattr(merged.MergedView, "_passing", lambda self, *args: (gate.wait(), through(self, *args))[1])
-
+def test_closing_ends_the_calls_under_way(world: World, steps: list[int]) -> None:
     async def close() -> None:
         table = await connected(world)
         asked = [asyncio.ensure_future(table.match("text", "word3")) for _ in range(AT_ONCE + 5)]
-        await until(gate.entered.is_set)
+        await until(lambda: bool(steps))
         started = time.monotonic()
         await table.close()
         answers = await asyncio.gather(*asked, return_exceptions=True)
@@ -551,9 +552,6 @@ else:
 
 
 @pytest.mark.parametrize("how", ["run", "stop"])
-def test_a_program_ends_with_a_call_under_way(
-    world: World, gate: Gate, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
-    monkeypatch.setattr(merged.MergedView, "_passing", lambda *_: gate.wait())
+def test_a_program_ends_with_a_call_under_way(world: World, steps: list[int], how: str) -> None:
     ended = subprocess.run([sys.executable, "-c", AT_EXIT, world.at, how], capture_output=True, text=True, timeout=30)
-    assert (ended.returncode, ended.stdout) == (0, "False\n"), ended.stderr
+    assert (ended.returncode, ended.stdout, len(steps)) == (0, "False\n", 1), ended.stderr

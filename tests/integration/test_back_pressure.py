@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,13 @@ import pytest
 import memwal
 from memwal import flush, wal
 from memwal.ingest.engine.region.state import RegionLevels
-from memwal.ingest.service.daemon.service import FlightService
 from memwal.ingest.settings.load import load
 from memwal.ingest.spark.sink.route import RouteTask
 from memwal.ingest.spark.sink.send import SendTask
 from tests.messages import raises
 from tests.opened import open_table
 from tests.routed import placed, shuffled
+from tests.ways import entered
 
 PENDING = 2
 
@@ -36,11 +37,8 @@ def full(small_config: Callable[..., Path], made: Any) -> Iterator[Any]:
 
 
 @pytest.fixture
-def client(full: Any) -> Iterator[Any]:
-    service = FlightService(full, "grpc://127.0.0.1:0")
-    with memwal.connect(f"grpc://127.0.0.1:{service.port}") as connected:
-        yield connected
-    service.shutdown()
+def client(full: Any, ends: ExitStack) -> Any:
+    return entered("flight", full, ends)
 
 
 @pytest.fixture

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import random
 import shutil
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,9 @@ import memwal
 from memwal import flush, wal
 from memwal.flush.commits.merge_passes import delete_pass
 from memwal.ingest.engine.table.garbage import Ages, TableCollector
-from tests.change_world import QUIET, SCHEMA, ChangeWorld, applied, row
+from tests.change_world import QUIET, SCHEMA, ChangeWorld, row
 from tests.messages import raises
+from tests.ways import entered
 
 Told = list[tuple[Any, ...]]
 
@@ -52,15 +52,6 @@ def entries(uri: str) -> list[int]:
     return sorted(key.position for key in keys if key is not None)
 
 
-def deleted(uri: str) -> int:
-    """Return how many WAL entries were deleted."""
-    keys = [key for key in map(wal.layout.parse_entry_key, wal.open_store(uri).list("_mem_wal/")) if key is not None]
-    newest: dict[Any, int] = {}
-    for key in keys:
-        newest[key.region] = max(key.position, newest.get(key.region, 0))
-    return sum(newest.values()) - len(keys)
-
-
 def test_kinds_and_images(uri: str) -> None:
     with opened(uri) as table:
         table.put([row(1, 1), row(2, 1)])
@@ -85,26 +76,6 @@ def test_kinds_and_images(uri: str) -> None:
             ("delete", 0, 2, 1),
         ]
         assert told(table.changes("latest")) == []
-
-
-def test_a_stored_position_goes_on_after_flush_commit_and_collection(uri: str) -> None:
-    table = opened(uri)
-    table.put([row(1, 1), row(2, 1)])
-    position = json.loads(json.dumps(table.changes_position()))
-    table.put([row(1, 2)])
-    table.delete([2])
-    expected = [("update_preimage", 1, 1), ("update_postimage", 1, 2), ("delete", 2, 1)]
-    for step in (lambda: None, table.flush, table.commit, lambda: collect(uri, changes=3600.0), table.close):
-        step()
-        stored = memwal.open(uri, read_only=True)
-        assert told(stored.changes(position, images="both"), "id", "n") == expected
-    whole = memwal.open(uri, read_only=True).changes()
-    assert told(whole, "id") == [
-        ("insert", 1),
-        ("insert", 2),
-        ("update", 1),
-        ("delete", 2),
-    ]
 
 
 def test_a_position_that_is_no_longer_kept_is_one_error_that_names_the_oldest(uri: str) -> None:
@@ -174,48 +145,6 @@ def test_a_commit_that_crashed_between_its_passes_hides_no_change(uri: str) -> N
         assert told(table.changes(position, images="both"), "id", "n") == expected
         table.commit()
         assert told(table.changes(position, images="both"), "id", "n") == expected
-
-
-def test_a_take_over_is_not_seen(uri: str) -> None:
-    first = opened(uri)
-    first.put([row(1, 1)])
-    position = first.changes_position()
-    changes = iter(first.changes(position, follow=True))
-    first.put([row(2, 1)])
-    assert next(changes).column("id").to_pylist() == [2]
-    second = again(uri)
-    second.put([row(1, 2)])
-    assert told(second.changes(position), "_position", "id") == [("insert", 2, 2), ("update", 4, 1)]  # 3: the sentinel
-    with pytest.raises(memwal.MemWalError):
-        first.put([row(5, 5)])
-    assert told(memwal.open(uri, read_only=True).changes(position), "id") == [("insert", 2), ("update", 1)]
-    second.close()
-
-
-@pytest.mark.parametrize("steps", [(4,), (1, 5, 2)])
-def test_a_key_that_moves_to_another_region_keeps_its_order(uri: str, steps: tuple[int, ...]) -> None:
-    store = wal.open_store(uri)
-    table = opened(uri, regions=2)
-    position, held = table.changes_position(), dict[int, Any]()
-    keys = range(40)
-    for n, to in enumerate(steps):
-        table.put([row(key, 2 * n) for key in keys])
-        table.put([row(key, 2 * n + 1) for key in keys])
-        table.delete([7])
-        table.close()
-        flush.resize(uri, None, store, to, clock=wal.SystemClock(), ids=wal.SystemIds())
-        table = again(uri)
-    table.put([row(7, 100)])
-    with table:
-        applied(held, table.changes(position).read_all())
-        assert set(held) == set(keys)
-        assert {held[key]["n"] for key in keys if key != 7} == {2 * len(steps) - 1}
-        assert held[7]["n"] == 100
-        changes = told(table.changes(position, images="both"), "id", "n")
-        assert [(kind, n) for kind, key, n in changes if key == 7][-2:] == [
-            ("delete", 2 * len(steps) - 1),
-            ("insert", 100),
-        ]
 
 
 def test_a_reader_that_follows_goes_over_to_the_new_regions(uri: str) -> None:
@@ -385,8 +314,16 @@ def test_a_position_of_another_table_is_refused(uri: str, tmp_path: Path) -> Non
             with raises(memwal.Invalid):
                 table.changes(position, follow=follow).schema  # noqa: B018
         position["regions"][region] = 1
-        with raises(memwal.Invalid):
-            table.changes(position | {"routing": 2}).read_all()
+        table.changes(position).read_all()  # a reader stands at these numbers now
+        until = table.changes_position()
+        for since, end in (
+            (position | {"routing": 2}, None),
+            (position | {"table": "another"}, None),
+            (position, until | {"table": "another"}),
+            (position, until | {"routing": 2}),
+        ):
+            with raises(memwal.Invalid):
+                table.changes(since, until=end).read_all()
 
 
 def test_a_poll_behind_the_log_of_a_table_that_was_put_back_is_refused(uri: str, tmp_path: Path) -> None:
@@ -423,78 +360,8 @@ def test_a_feed_does_not_go_on_in_a_table_that_was_made_anew(uri: str) -> None:
             next(feed)
 
 
-def test_a_position_of_another_table_is_refused_where_a_reader_stands_at_the_same_numbers(uri: str) -> None:
-    with opened(uri) as table:
-        table.put([row(1, 1)])
-        position = table.changes_position()
-        table.changes(position).read_all()
-        table.put([row(2, 1)])
-        with raises(memwal.Invalid):
-            table.changes(position | {"table": "another"}).read_all()
-        with raises(memwal.Invalid):
-            table.changes(position, until=table.changes_position() | {"table": "another"}).read_all()
-        with raises(memwal.Invalid):
-            table.changes(position, until=table.changes_position() | {"routing": 2}).read_all()
-        assert table.changes(position).read_all().num_rows == 1
-
-
-def test_beside_commits_collections_and_maintenance(uri: str) -> None:
-    """The open table commits, collects and maintains by itself until collections have deleted entries; the reader
-    restarts its feed every few pieces.
-    """
-    settings = {
-        "commit": {"interval": "100ms", "compact_interval": "300ms", "compact_fragments": 2},
-        "gc": {
-            "interval": "200ms",
-            "wal_age_min": "0s",
-            "sst_age_min": "0s",
-            "manifest_age_min": "0s",
-            "changes_age_min": "10s",  # several times the seconds that the reader takes on a busy machine
-            "versions_interval": "500ms",
-            "versions_age_min": "1s",
-            "versions_min": 1,
-        },
-    }
-    dice = random.Random(5)
-    held, copy, done = dict[int, Any](), dict[int, Any](), threading.Event()
-
-    def write(table: Any) -> None:
-        try:
-            for n in range(5000):
-                if n > 200 and deleted(uri):
-                    break
-                keys = dice.sample(range(100), 10)
-                table.put([row(key, n) for key in keys])
-                held.update((key, row(key, n)) for key in keys)
-                gone = dice.sample(range(100), 2)
-                table.delete(gone)
-                for key in gone:
-                    held.pop(key, None)
-                threading.Event().wait(0.03)
-        finally:
-            done.set()
-
-    with memwal.open(uri, schema=SCHEMA, key="id", regions=3, settings=settings) as table:
-        position = table.changes_position()
-        writer = threading.Thread(target=write, args=(table,))
-        writer.start()
-        ended = False
-        while not ended:
-            ended = done.is_set()
-            changes = memwal.open(uri, read_only=True).changes(position)
-            for number, batch in enumerate(changes):
-                applied(copy, pa.Table.from_batches([batch]))
-                if number == 5 and not ended:
-                    break
-            position = changes.position
-        writer.join()
-        assert copy == held
-        assert deleted(uri)
-
-
-def test_through_a_daemon(small_config: Callable[..., Path], serve: Callable[..., Any], made: Any, uri: str) -> None:
-    _, endpoint = serve(small_config(gc={"interval": "0s"}))
-    with memwal.connect(endpoint) as table:
+def test_through_a_daemon(open_small: Callable[..., Any], made: Any, uri: str, ends: ExitStack) -> None:
+    with entered("flight", open_small(gc={"interval": "0s"}), ends) as table:
         begin = table.changes_position()
         table.put(made.rows(range(30)))
         changes = table.changes(begin, columns=["name"])

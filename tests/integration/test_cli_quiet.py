@@ -15,7 +15,7 @@ import typer.main
 
 import memwal
 from memwal.ingest.cli.app import app
-from tests.conftest import PATIENCE, Ran
+from tests.conftest import Ran
 
 Cli = Callable[..., Ran]
 TERMINAL = {"FORCE_COLOR": "1"}
@@ -133,7 +133,7 @@ def test_a_run_prints_its_report_only(cli: Cli, small_config: Callable[..., Path
     (tmp_path / "in").mkdir()
     pq.write_table(made.table(range(40)), tmp_path / "in" / "0.parquet")
     config = small_config(source={"path": str(tmp_path / "in")})
-    ran = cli("run", config, "--once", "--quiet", process=True, timeout=3 * PATIENCE)
+    ran = cli("run", config, "--once", "--quiet")
     assert ran.code == 0, ran.err
     assert "memwal: " not in ran.out
     assert "query it:" not in ran.out

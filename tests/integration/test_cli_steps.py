@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,23 +12,18 @@ import lance
 import pytest
 
 import memwal
-from memwal.ingest.cli.app import main
-from tests.conftest import Made
+from tests.conftest import Made, Ran
 
 Command = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Run a command like `memwal`, in this process; return exit code, output, errors."""
+def command(cli: Callable[..., Ran]) -> Command:
+    """Run a command; return exit code, output, errors."""
 
     def run(*arguments: str | Path) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["memwal", *map(str, arguments)])
-        monkeypatch.setenv("COLUMNS", "200")
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capsys.readouterr()
-        return int(ended.value.code or 0), out, err
+        ran = cli(*arguments)
+        return ran.code, ran.out, ran.err
 
     return run
 
@@ -111,6 +105,11 @@ def test_beside_a_daemon(
         assert remote.count() == 35
         assert command("flush", config)[0] == command("commit", config)[0] == 0
         assert remote.count(level="committed") == 35
+        assert command("delete", config, "--filter", "id < 10", "--dry-run")[1] == f"would delete 10 rows of {uri}\n"
+        assert remote.count() == 35
+        assert command("delete", config, "--filter", "id < 10") == (0, f"deleted 10 rows of {uri}\n", "")
+        assert command("delete", config, "--key", "10") == (0, f"deleted 1 row of {uri}\n", "")
+        assert remote.count() == 24
         assert {region["epoch"] for region in remote.status()["regions"]} == {1}
     assert running.process.poll() is None
 
@@ -138,46 +137,23 @@ def test_delete_without_a_daemon(
         assert sorted(table.scan(["id"]).read_all()["id"].to_pylist()) == [0, 1, 2, *range(6, 97)]
 
 
-def test_delete_beside_a_daemon(
-    command: Command, small_config: Callable[..., Path], serve: Callable[[Path], Any], uri: str, made: Made
+def test_a_mistaken_delete_deletes_nothing(
+    command: Command, small_config: Callable[..., Path], open_small: Callable[..., Any], made: Made
 ) -> None:
     config = small_config()
-    _, endpoint = serve(config)
-    with memwal.connect(endpoint) as remote:
-        remote.put(made.rows(range(30)))
-        assert command("delete", config, "--filter", "id < 10", "--dry-run")[1] == f"would delete 10 rows of {uri}\n"
-        assert remote.count() == 30
-        assert command("delete", config, "--filter", "id < 10") == (0, f"deleted 10 rows of {uri}\n", "")
-        assert command("delete", config, "--key", "10") == (0, f"deleted 1 row of {uri}\n", "")
-        assert remote.count() == 19
-        assert {region["epoch"] for region in remote.status()["regions"]} == {1}
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
+    with open_small() as table:
+        table.put(made.rows(range(10)))
+    for options, said in (
         ((), "--key or --filter"),
         (("--key", "1", "--filter", "id = 1"), "--key or --filter"),
         (("--key", "one"), "'id' is int64"),
         (("--filter", "prise > 3"), "did you mean 'price'"),
         (("--filter", "price >"), "price >"),
         (("--filter", ""), "filter ''"),
-    ],
-)
-def test_a_mistaken_delete_deletes_nothing(
-    options: tuple[str, ...],
-    said: str,
-    command: Command,
-    small_config: Callable[..., Path],
-    open_small: Callable[..., Any],
-    made: Made,
-) -> None:
-    config = small_config()
-    with open_small() as table:
-        table.put(made.rows(range(10)))
-    code, out, err = command("delete", config, *options)
-    assert (code, out, len(err.splitlines())) == (2, "", 1)
-    assert said in err
+    ):
+        code, out, err = command("delete", config, *options)
+        assert (code, out, len(err.splitlines())) == (2, "", 1)
+        assert said in err
     with open_small() as table:
         assert table.count() == 10
 

@@ -22,14 +22,13 @@ from memwal import flush, wal
 from memwal.flush import BaseTable
 from memwal.flush.verification.runner import verify_table
 from memwal.ingest.engine.table.create import initialise
-from memwal.ingest.engine.table.embedded import Table
 from memwal.ingest.engine.table.garbage import Ages, TableCollector
 from memwal.ingest.settings.load import load
 from memwal.wal.layout import parse_sst_dir, region_prefix
 from tests.conftest import INDEXES, SCHEMA, WIDTH, toml
 from tests.lance_scan import scanned
+from tests.shard_writers import PRIMARY_KEY, SharedTable
 
-PRIMARY_KEY = {b"lance-schema:unenforced-primary-key": b"true"}
 BY_HAND = {"wal": {"format": "arrow"}, "commit": {"interval": "0s"}, "gc": {"interval": "0s"}}
 FIRST = range(300)
 """Enough rows for a vector index."""
@@ -50,55 +49,16 @@ def rows(ids: Iterable[int], version: int) -> pa.Table:
     return pa.Table.from_pylist(listed, schema=SCHEMA)
 
 
-def keys(ids: Iterable[int]) -> pa.Table:
-    return pa.table({"id": pa.array(ids, pa.int64())})
-
-
-class World:
+class World(SharedTable):
     """A table, its expected rows, and Lance's writers of its regions."""
 
-    def __init__(self, uri: str) -> None:
-        self.uri = uri
-        self.base, self.store = BaseTable.open(uri), wal.open_store(uri)
-        self.oracle: dict[int, int] = {}
-
-    # ---- writing -------------------------------------------------------------------------------------------------
+    def rows(self, ids: Iterable[int], version: int) -> pa.Table:
+        return rows(ids, version)
 
     @contextmanager
     def ours(self) -> Any:
         with memwal.open(self.uri, settings=BY_HAND) as table:
             yield table
-
-    def put(self, table: Table, ids: Sequence[int], version: int) -> None:
-        table.put(rows(ids, version))
-        self.oracle |= dict.fromkeys(ids, version)
-
-    def delete(self, table: Table, ids: Sequence[int]) -> None:
-        table.delete(keys(ids))
-        self.forget(ids)
-
-    def writers(self, **limits: Any) -> list[ShardWriter]:
-        dataset = lance.dataset(self.uri)
-        return [dataset.mem_wal_writer(str(region), **limits) for region in self.base.regions]
-
-    def their_put(self, writers: Sequence[ShardWriter], ids: Sequence[int], version: int) -> None:
-        self._routed(writers, rows(ids, version).cast(self.base.schema), ShardWriter.put)
-        self.oracle |= dict.fromkeys(ids, version)
-
-    def their_delete(self, writers: Sequence[ShardWriter], ids: Sequence[int]) -> None:
-        self._routed(writers, keys(ids), ShardWriter.delete)
-        self.forget(ids)
-
-    def forget(self, ids: Iterable[int]) -> None:
-        for id in ids:
-            self.oracle.pop(id, None)
-
-    def _routed(self, writers: Sequence[ShardWriter], sent: pa.Table, act: Any) -> None:
-        buckets = self.base.route(sent)
-        for bucket, writer in enumerate(writers):
-            part = sent.filter(pa.array(buckets == bucket))
-            if part.num_rows:
-                act(writer, part)
 
     def three_generations(self) -> None:
         """Open and close each writer three times; keys repeat within a generation and across generations."""
@@ -120,10 +80,6 @@ class World:
         close(writers)
 
     # ---- looking -------------------------------------------------------------------------------------------------
-
-    def manifests(self) -> list[wal.RegionManifest]:
-        found = (wal.ManifestStore(self.store, region).latest() for region in self.base.regions)
-        return [manifest for manifest in found if manifest is not None]
 
     def listed(self) -> int:
         return sum(len(manifest.ssts) for manifest in self.manifests())
@@ -171,11 +127,7 @@ class World:
         self.check_lance_over_ssts()
         writers = self.writers()
         for bucket, writer in enumerate(writers):
-            mine = writer.lsm_scanner().to_table()
-            routed = self.base.route(keys(self.oracle)) if self.oracle else np.zeros(0)
-            expected = {id for id, at in zip(self.oracle, routed, strict=True) if at == bucket}
-            found_ids = mine.filter(pa.array(self.base.route(mine) == bucket))["id"].to_pylist()
-            assert set(found_ids) == expected
+            assert set(self.found_by(bucket, writer)["id"].to_pylist()) == self.of_bucket(bucket).keys()
         with self.ours() as table:
             self.same(table.scan().read_all())
 
@@ -287,6 +239,7 @@ def test_generations_of_both_in_one_commit(world: World) -> None:
     world.check_collected()
 
 
+@pytest.mark.parametrize("world", ["ours, with indexes", "Lance's, unsharded"], indirect=True)
 def test_a_commit_beside_a_shard_writer_that_goes_on(world: World, wait_until: Callable[..., Any]) -> None:
     """ShardWriter's next publication must keep what is committed and pruned meanwhile, and memwal must keep
     ShardWriter's rows.

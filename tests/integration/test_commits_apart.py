@@ -28,11 +28,9 @@ SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.int64()
 REGIONS, ROWS = 4, 100
 
 
-def opened(uri: Path, interval: str = "0s") -> Table:
+def opened(uri: Path, interval: str = "0s") -> Any:
     settings = {"commit": {"interval": interval}}
-    table = memwal.open(uri, schema=SCHEMA, key="id", regions=REGIONS, settings=settings)._engine
-    assert isinstance(table, Table)
-    return table
+    return memwal.open(uri, schema=SCHEMA, key="id", regions=REGIONS, settings=settings)
 
 
 def rows(v: int, ids: range = range(ROWS)) -> pa.Table:

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
+from contextlib import ExitStack
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
-import pytest
 
 import memwal
 from memwal import wal
 from memwal.flush import BaseTable, resize
 from memwal.flush.verification.runner import verify_table
-from memwal.ingest.service.daemon.service import FlightService
 from memwal.wal import SystemClock, SystemIds
 from tests.backups import backed_up, restored
+from tests.ways import entered
 
 SCHEMA = pa.schema(
     [
@@ -43,11 +41,6 @@ def keys(numbers: range) -> list[tuple[Any, ...]]:
 
 def opened(uri: str, **more: Any) -> Any:
     return memwal.open(uri, settings=QUIET, **more)
-
-
-@pytest.fixture
-def uri(tmp_path: Path) -> str:
-    return str(tmp_path / "t.lance")
 
 
 def delays(table: Any, **more: Any) -> dict[int, int]:
@@ -104,22 +97,15 @@ def test_a_table_of_an_older_version_keeps_its_routing(uri: str) -> None:
     assert verify_table(wal.open_store(uri), uri, deep=True).findings == ()
 
 
-def test_clients_and_processes_route_as_the_table_does(uri: str) -> None:
+def test_clients_and_processes_route_as_the_table_does(uri: str, ends: ExitStack) -> None:
     with opened(uri, schema=SCHEMA, key=KEY, regions=REGIONS) as table:
-        service = FlightService(table._engine if hasattr(table, "_engine") else table, "grpc://127.0.0.1:0")
-        try:
-            with memwal.connect(f"grpc://127.0.0.1:{service.port}") as client:
-                client.put(flights(range(300)))
-                client.delete(keys(range(10)))
-                assert client.get(keys(range(5, 15)))["flight"].to_pylist() == list(range(10, 15))
-                found = (
-                    client.splitter.buckets(flights(range(300)).select(KEY)) if hasattr(client, "splitter") else None
-                )
-        finally:
-            service.shutdown()
+        client = entered("flight", table, ends)
+        client.put(flights(range(300)))
+        client.delete(keys(range(10)))
+        assert client.get(keys(range(5, 15)))["flight"].to_pylist() == list(range(10, 15))
         assert delays(table) == dict.fromkeys(range(10, 300), 0)
         buckets = table.base.route(flights(range(300)))
-        assert found is None or np.array_equal(found, buckets)
+        ends.close()
     program = (
         "import sys; from memwal.flush import BaseTable; from tests.integration.test_composite_keys import flights\n"
         "print(BaseTable.open(sys.argv[1]).route(flights(range(300))).tolist())"

@@ -44,7 +44,7 @@ SCHEMA = pa.schema(
     ]
 )
 INDEXES = {"vector": "ivf_pq", "body": "fts", "price": "btree"}
-KEYS = {"int64": ["id"], "string": ["name"], "composite": ["name", "id"]}
+KEYS = {"int64": ["id"], "composite": ["name", "id"]}
 PLACES = ("harbor", "copper", "violet", "meadow", "tunnel")
 
 

@@ -7,6 +7,7 @@ import io
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from functools import partial
@@ -41,8 +42,11 @@ from memwal.ingest.spark.source.feed import Feed
 from memwal.ingest.spark.source.files import UNREADABLE_RECORD, has_header
 from memwal.ingest.spark.source.stream import ByHeader, read_stream
 from tests.conftest import toml
+from tests.opened import open_table
 from tests.support.clock import FakeClock
+from tests.ways import served
 
+Dying = Callable[[str], AbstractContextManager[None]]
 COLUMNS = {"id": "int64", "name": "string", "price": "int64"}
 POISON = ("no JSON {", '{"id": "x", "name": "a number as text"}', '{"name": "no key"}', '{"id": 7.5}')
 
@@ -59,8 +63,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 class Stream:
     """A table, a directory of files of a format, and the query between them, as `memwal run` builds it."""
 
-    def __init__(self, spark: Any, at: Path, form: str, table: dict[str, Any], dlq: dict[str, Any]) -> None:
-        self.at, self.spark, self.form = at, spark, form
+    def __init__(
+        self, spark: Any, at: Path, form: str, table: dict[str, Any], dlq: dict[str, Any], ends: ExitStack
+    ) -> None:
+        self.at, self.spark, self.form, self.ends = at, spark, form, ends
         (at / "feed").mkdir()
         (at / "in").mkdir()
         self.sections: dict[str, dict[str, Any]] = {
@@ -71,7 +77,7 @@ class Stream:
             "dlq": dlq,
         }
         self.batches: list[BatchReceipt] = []
-        self.sinks: list[MemWalSink] = []
+        self.daemon = ""
 
     @property
     def config(self) -> Path:
@@ -98,7 +104,7 @@ class Stream:
         """Process the existing files with a new sink. Raises: the error that ended the query, with its kind."""
         settings = load(self.config, {})
         sink = MemWalSink(self.config, endpoint=self.endpoint(), on_batch=self.batches.append)
-        schema = written_schema(settings, sink._table())
+        schema = written_schema(settings, BaseTable.open(settings.table.uri))
         frame = read_stream(self.spark, settings.source, schema).frame
         to: Any = ByHeader(settings.source, schema, sink) if has_header(settings.source) else sink
         writer = frame.writeStream.foreachBatch(to).option("checkpointLocation", str(self.at / "checkpoint"))
@@ -111,10 +117,12 @@ class Stream:
             query.stop()
 
     def endpoint(self) -> str:
-        """Return the endpoint of one child daemon for all runs."""
-        if not self.sinks:
-            self.sinks.append(MemWalSink(self.config))
-        return self.sinks[0]._owner()
+        """Return the endpoint of one daemon, in this process, for all runs."""
+        if not self.daemon:
+            table = self.ends.enter_context(open_table(load(self.config, {}), {}))
+            self.daemon = served(table, self.ends)
+            table.announce(self.daemon)
+        return self.daemon
 
     def forget_the_last_micro_batch(self) -> None:
         """Remove Spark's record of the newest micro-batch, as if the driver had died between the
@@ -137,18 +145,13 @@ class Stream:
 
 
 @pytest.fixture
-def stream(spark: Any, tmp_path: Path) -> Iterator[Callable[..., Stream]]:
-    """Make streams; their child daemons end with the test."""
-    made: list[Stream] = []
+def stream(spark: Any, tmp_path: Path, ends: ExitStack) -> Callable[..., Stream]:
+    """Make streams; their daemons end with the test."""
 
     def make(form: str = "json", table: dict[str, Any] | None = None, **dlq: Any) -> Stream:
-        made.append(Stream(spark, tmp_path, form, table or {}, dlq))
-        return made[-1]
+        return Stream(spark, tmp_path, form, table or {}, dlq, ends)
 
-    yield make
-    for each in made:
-        for sink in each.sinks:
-            sink.close()
+    return make
 
 
 def line(id: int, name: str = "") -> str:
@@ -205,17 +208,6 @@ def test_letters_name_their_files_where_the_paths_had_been_left_out(
         ("001.parquet", row) for row in range(50, 60)
     ]
     assert [(each.rows, each.bad, each.letters) for each in source.batches] == [(60, 0, 0), (50, 10, 10)]
-
-
-def test_a_bad_value_ends_a_stream_that_takes_none_in_one_line(stream: Callable[..., Stream]) -> None:
-    """Spark reports the error in a JVM stack trace, inside the sink's own call."""
-    source = stream(mode="fail")
-    source.land([line(1), json.dumps({"id": "two", "name": "", "price": 2})])
-    told = r"'id' cannot become int64 \('two' is not a valid int64\) \(row 1 of 000\.json.*dlq\.mode"
-    with pytest.raises(memwal.Invalid, match=told) as e:
-        source.run()
-    assert len(e.value.lines) == 1
-    assert source.rows() == {}
 
 
 TYPED = {
@@ -536,16 +528,14 @@ def test_a_source_that_is_mended_does_not_bring_the_rows_of_letters_as_well(stre
 
 @pytest.mark.parametrize("mode", ["table", "fail"])
 def test_a_letter_stays_one_where_the_mapping_is_mended_between_it_and_the_acks(
-    stream: Callable[..., Stream], monkeypatch: pytest.MonkeyPatch, mode: str
+    stream: Callable[..., Stream], dying: Dying, mode: str
 ) -> None:
     """The table has no key: a row that is accepted although its letter exists would be doubled."""
     source = stream(table={"append_only": True}, mode="table")
     del source.sections["table"]["key"]
     source.land([line(id) if id % 5 else line(id).replace('"price": ', '"price": "about "') for id in range(20)])
-    with monkeypatch.context() as dying:
-        dying.setattr(spark_sink, "_collected", dies_behind_the_letters(spark_sink._collected))
-        with pytest.raises(memwal.Unavailable, match="the driver died"):
-            source.run()
+    with dying("behind the letters"):
+        source.run()
     letters = source.letters()
     assert [each["row"] for each in letters] == [0, 5, 10, 15]
     assert source.rows() == {}
@@ -564,27 +554,31 @@ def test_a_letter_stays_one_where_the_mapping_is_mended_between_it_and_the_acks(
     assert "not finished" not in replayed(source), "every region has it"
 
 
-def dies_behind_the_letters(collected: Callable[..., Any]) -> Callable[..., Any]:
-    """Run the job until its letters are written and before any region got a row, then die."""
+@pytest.fixture
+def dying(monkeypatch: pytest.MonkeyPatch) -> Dying:
+    """Return a context in which the driver dies: "behind the letters", when they are written and before any region got
+    a row, or "at the third job", when a region has rejected rows and their letters are written.
+    """
+    collected = spark_sink._collected
 
-    def dies(routed: Any, send: Any) -> None:
-        collected(routed.where(f"{BUCKET} < 0"), send)
-        raise memwal.Unavailable("the driver died")
+    @contextmanager
+    def begin(when: str) -> Iterator[None]:
+        jobs: list[Any] = []
 
-    return dies
-
-
-def dies_at_the_third_job(collected: Callable[..., Any]) -> Callable[..., Any]:
-    """Run the jobs until a region has rejected rows and their letters are written, then die."""
-    jobs: list[Any] = []
-
-    def dies(routed: Any, send: Any) -> Any:
-        jobs.append(routed)
-        if len(jobs) == 3:
+        def dies(routed: Any, send: Any) -> Any:
+            jobs.append(routed)
+            if when == "behind the letters":
+                collected(routed.where(f"{BUCKET} < 0"), send)
+            elif len(jobs) < 3:
+                return collected(routed, send)
             raise memwal.Unavailable("the driver died")
-        return collected(routed, send)
 
-    return dies
+        with monkeypatch.context() as patched:
+            patched.setattr(spark_sink, "_collected", dies)
+            with pytest.raises(memwal.Unavailable, match="the driver died"):
+                yield
+
+    return begin
 
 
 def replayed(source: Stream) -> str:
@@ -596,14 +590,12 @@ def replayed(source: Stream) -> str:
 
 
 def test_a_refused_row_stays_a_letter_where_its_region_would_take_it_at_the_replay(
-    stream: Callable[..., Stream], monkeypatch: pytest.MonkeyPatch
+    stream: Callable[..., Stream], dying: Dying
 ) -> None:
     source = stream("json", table={"on_duplicate": "fail"}, mode="table")
     source.land([line(1), line(1, "the second"), line(2)])
-    with monkeypatch.context() as dying:
-        dying.setattr(spark_sink, "_collected", dies_at_the_third_job(spark_sink._collected))
-        with pytest.raises(memwal.Unavailable, match="the driver died"):
-            source.run()
+    with dying("at the third job"):
+        source.run()
     (letter,) = source.letters()
     assert (letter["row"], letter["stage"]) == (1, "refused")
     source.rewrite(0, [line(1), line(3, "the second"), line(2)])
@@ -613,14 +605,13 @@ def test_a_refused_row_stays_a_letter_where_its_region_would_take_it_at_the_repl
 
 
 def test_rows_that_their_region_refuses_become_letters_before_it_applies_the_others(
-    stream: Callable[..., Stream], monkeypatch: pytest.MonkeyPatch
+    stream: Callable[..., Stream], dying: Dying
 ) -> None:
     source = stream("parquet", table={"on_duplicate": "fail"}, mode="table")
     ids = [*range(100), *range(10), 100]
     rows = {"id": ids, "name": [f"{id} at {n}" for n, id in enumerate(ids)], "price": ids}
     source.land(pa.table(rows))
-    monkeypatch.setattr(spark_sink, "_collected", dies_at_the_third_job(spark_sink._collected))
-    with pytest.raises(memwal.Unavailable, match="the driver died"):
+    with dying("at the third job"):
         source.run()
     letters = source.letters()
     assert [each["row"] for each in letters] == list(range(100, 110))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import lance
-from pyspark import SparkContext
+from pyspark.sql import SparkSession
 
 import memwal
 from tests.conftest import toml
@@ -64,6 +64,6 @@ def test_a_poison_record_every_100_records_of_a_topic(
     assert (replayed.code, replayed.error_lines) == (0, [])
     assert "replayed 2 dead letters" in replayed.out
     assert "6 remain" in replayed.out
-    assert SparkContext._active_spark_context is None, "a replay stops the Spark that it has started"
+    assert SparkSession.getActiveSession() is None, "a replay stops the Spark that it has started"
     assert rows() == good | {-1: 2}
     assert lance.dataset(f"{uri}.dlq").count_rows() == 6

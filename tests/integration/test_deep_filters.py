@@ -65,44 +65,36 @@ def table(tmp_path: Path) -> Any:
         yield opened
 
 
-@pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS)
-def test_a_long_chain_is_refused_by_every_read(table: Any, chain: Callable[[int], str]) -> None:
-    before = table.count()
-    for call in (
-        lambda each: table.scan(filter=each).read_all(),
-        lambda each: table.scan(filter=each, level="committed").read_all(),
-        lambda each: table.count(filter=each),
-        lambda each: table.delete(filter=each),
-    ):
-        with raises(Invalid) as refused:
-            call(chain(FAR))
-        assert len(str(refused.value)) < 500
-    assert table.count() == before
-
-
-@pytest.mark.parametrize("filter", ["v = repeat('x', 1000000000)", "lpad(v, 1000000000) = 'x'", "repeat(v, id) = 'x'"])
-def test_a_filter_that_makes_values_of_any_size_is_refused_by_every_read(table: Any, filter: str) -> None:
+def expect_refused(table: Any, filter: str) -> None:
+    """Check that every read and a delete reject a filter, and that no row is deleted."""
     for call in (
         lambda: table.scan(filter=filter).read_all(),
         lambda: table.scan(filter=filter, level="committed").read_all(),
         lambda: table.count(filter=filter),
         lambda: table.delete(filter=filter),
     ):
-        with raises(Invalid):
+        with raises(Invalid) as refused:
             call()
+        assert len(str(refused.value)) < 500
+    assert table.count() == 3
+
+
+def test_a_long_chain_is_refused_by_every_read(table: Any) -> None:
+    for chain in CHAINS.values():
+        expect_refused(table, chain(FAR))
+
+
+def test_a_filter_that_makes_values_of_any_size_is_refused_by_every_read(table: Any) -> None:
+    for filter in ("v = repeat('x', 1000000000)", "lpad(v, 1000000000) = 'x'", "repeat(v, id) = 'x'"):
+        expect_refused(table, filter)
     assert table.count(filter="lpad(v, 3, '0') = '00a' or repeat(v, 2) = 'cc'") == 2
 
 
 def test_a_filter_that_its_parser_reads_for_ever_is_refused_by_every_read(table: Any) -> None:
     for filter in ("cast(" * 49 + "id" + " as int)" * 49 + " = 1", "ceil(" * 30):
-        for call in (
-            lambda each: table.scan(filter=each, level="committed").read_all(),
-            lambda each: table.count(filter=each),
-            lambda each: table.delete(filter=each),
-            lambda each: table.sql(f"select id from table where {each}"),
-        ):
-            with raises(Invalid):
-                call(filter)
+        expect_refused(table, filter)
+        with raises(Invalid):
+            table.sql(f"select id from table where {filter}")
     assert table.count(filter="cast(" * 12 + "id" + " as bigint)" * 12 + " = 1") == 1
 
 

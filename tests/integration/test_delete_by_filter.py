@@ -7,6 +7,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import lance
@@ -18,27 +19,20 @@ import memwal
 from memwal import wal
 from memwal.flush import resize
 from memwal.ingest.engine.api import deletes
-from memwal.ingest.engine.api.deletes import FilterDelete, Where
+from memwal.ingest.engine.api.deletes import Where
 from memwal.ingest.engine.region.resolve import Conditions
 from memwal.ingest.engine.region.writer import RegionWriter
+from memwal.ingest.engine.table.embedded import Table
 from memwal.ingest.engine.table.writes import TableWrites
-from memwal.ingest.service.daemon.service import FlightService
 from tests.messages import raises
+from tests.support.together import together
+from tests.ways import entered
 
 DEAR = "price >= 500"
 
 
 def rows(ids: Sequence[int], price: int, name: str = "") -> list[dict[str, Any]]:
     return [{"id": id, "price": price, "name": name, "body": None, "vector": None} for id in ids]
-
-
-def reached(owner: Any, way: str, stack: ExitStack) -> Any:
-    """Return the table itself, or a client of a daemon that serves it."""
-    if way != "flight":
-        return owner
-    service = FlightService(owner, "grpc://127.0.0.1:0")
-    stack.callback(service.shutdown)
-    return stack.enter_context(memwal.connect(f"grpc://127.0.0.1:{service.port}"))
 
 
 def prices(table: Any) -> dict[int, int]:
@@ -107,22 +101,21 @@ def test_a_row_that_no_longer_passes_at_its_turn_stays(
     assert prices(table) == {1: 3, 2: 3, 5: 1, 20: 999}
 
 
-@pytest.mark.parametrize("level", ["memory", "base"])
-@pytest.mark.parametrize(
-    "filter",
-    ["price ISNULL AND id = 1", "price = 1 adn id = 1", "price = 1 LIMIT 1", "price = 1) OR (id = 1", "price = 1;"],
-)
-def test_a_filter_that_lance_reads_the_beginning_of_is_refused(
-    open_small: Callable[..., Any], filter: str, level: str
-) -> None:
+def test_a_filter_that_lance_reads_the_beginning_of_is_refused(open_small: Callable[..., Any]) -> None:
     with open_small() as table:
         table.put(rows(range(4), 1))
-        if level == "base":
-            table.flush()
-            table.commit()
-        for call in (table.scan, table.count, table.delete):
-            with raises(memwal.Invalid):
-                call(filter=filter)
+        for step in (lambda: None, table.flush, table.commit):
+            step()
+            for filter in (
+                "price ISNULL AND id = 1",
+                "price = 1 adn id = 1",
+                "price = 1 LIMIT 1",
+                "price = 1) OR (id = 1",
+                "price = 1;",
+            ):
+                for call in (table.scan, table.count, table.delete):
+                    with raises(memwal.Invalid):
+                        call(filter=filter)
         assert table.count() == 4
 
 
@@ -166,10 +159,9 @@ def test_after_a_commit_the_rest_comes_from_a_new_scan(
     monkeypatch.setattr(deletes, "SCANS", scans)
     table = open_small()
     table.put(rows(range(30), 700))
-    kind = type(table._engine)
-    scan, asked = kind.scan, list[str]()
+    scan, asked = Table.scan, list[str]()
     monkeypatch.setattr(
-        kind, "scan", lambda self, *given, **how: asked.append(how.get("level", "")) or scan(self, *given, **how)
+        Table, "scan", lambda self, *given, **how: asked.append(how.get("level", "")) or scan(self, *given, **how)
     )
 
     def change() -> None:
@@ -236,16 +228,15 @@ def test_no_acknowledged_change_is_lost_while_deletes_run(
             deleted.append(table.delete(filter=DEAR, token=f"{name}:{number}" if number % 2 else None).rows)
 
     with ExitStack() as stack:
-        table = reached(owner, way, stack)
-        writers = [threading.Thread(target=write, args=(table, number * 1000)) for number in range(3)]
-        cleaners = [threading.Thread(target=clean, args=(table, name)) for name in ("one", "two")]
-        for thread in (*writers, *cleaners):
-            thread.start()
-        for thread in writers:
-            thread.join()
-        ends.set()
-        for thread in cleaners:
-            thread.join()
+        table = entered(way, owner, stack)
+
+        def writers() -> None:
+            try:
+                together(*(partial(write, table, number * 1000) for number in range(3)))
+            finally:
+                ends.set()
+
+        together(writers, *(partial(clean, table, name) for name in ("one", "two")))
         assert wrong == []
         assert sum(deleted) > 100, "the deletes met rows"
         table.delete(filter=DEAR)
@@ -258,11 +249,7 @@ def test_every_row_is_counted_once_by_deletes_at_once(open_small: Callable[..., 
     monkeypatch.setattr(deletes, "PIECE", 32)
     table, counted = open_small(), list[int]()
     table.put(rows(range(1000), 700))
-    threads = [threading.Thread(target=lambda: counted.append(table.delete(filter=DEAR).rows)) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(*[lambda: counted.append(table.delete(filter=DEAR).rows)] * 4)
     assert (sum(counted), table.count()) == (1000, 0)
 
 
@@ -363,7 +350,7 @@ def test_what_a_repeat_acknowledges_outlives_the_owner(way: str, durable: bool, 
     owner = open_small(wal={"linger_max": "1h"})
     owner.put(rows(range(10), 700))
     with ExitStack() as stack:
-        table = reached(owner, way, stack)
+        table = entered(way, owner, stack)
         assert table.delete(filter=DEAR, token="cleaner:1", durable=False).rows == 10
         assert not table.delete(filter=DEAR, token="cleaner:1", durable=durable).applied
     taken = open_small(take_over=True)  # as after a kill: the owner no longer appends
@@ -393,7 +380,7 @@ def test_the_next_owner_records_no_token_whose_tombstones_it_lacks(
 
     def record_at_the_next_owner(_: TableWrites, token: memwal.Token, **options: Any) -> Any:
         taken.append(open_small(take_over=True))
-        return record(taken[0].deletes, token, **options)
+        return record(taken[0].writes, token, **options)
 
     monkeypatch.setattr(TableWrites, "record", record_at_the_next_owner)
     older.delete(filter=DEAR, token="cleaner:1", durable=False)
@@ -436,9 +423,10 @@ def test_a_timeout_ends_it_between_two_pieces(
     monkeypatch.setattr(deletes, "PIECE", 8)
     table = open_small()
     table.put(rows(range(20), 700))
-    over = threading.Event()
-    left = FilterDelete._left
-    monkeypatch.setattr(FilterDelete, "_left", lambda self, until: left(self, -1.0 if over.is_set() else until))
+    over, monotonic = threading.Event(), wal.SystemClock.monotonic
+    monkeypatch.setattr(
+        wal.SystemClock, "monotonic", lambda clock: monotonic(clock) + (100.0 if over.is_set() else 0.0)
+    )
     before_piece(over.set, 1)
     with raises(memwal.UnknownOutcome):
         table.delete(filter=DEAR, timeout=60)
@@ -446,14 +434,6 @@ def test_a_timeout_ends_it_between_two_pieces(
 
 
 # ---- kinds of tables -----------------------------------------------------------------------------------------------
-
-
-def test_a_table_without_a_key_refuses_it(tmp_path: Any) -> None:
-    with memwal.open(str(tmp_path / "t.lance"), schema=pa.schema({"n": pa.int64()}), key=()) as table:
-        table.put([{"n": 1}])
-        with raises(memwal.Invalid):
-            table.delete(filter="n = 1")
-        assert table.count() == 1
 
 
 @pytest.mark.parametrize("rule", ["upsert = insert", "upsert = merge", "version"])

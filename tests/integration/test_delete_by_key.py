@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -14,35 +14,30 @@ import memwal
 from memwal.ingest.engine.read.reader import Reader
 from memwal.ingest.engine.table import writes
 from memwal.ingest.errors import Invalid, Unavailable
-from memwal.ingest.service.daemon.service import FlightService
 from tests.integration.test_router import Pair
 from tests.messages import raises
+from tests.ways import entered
 
 SCHEMA = pa.schema([pa.field("name", pa.string(), nullable=False), pa.field("price", pa.int64())])
 WAYS = ("embedded", "flight", "daemons")
 
 
 @pytest.fixture
-def opened(tmp_path: Path) -> Iterator[Callable[..., Any]]:
+def opened(tmp_path: Path, ends: ExitStack) -> Callable[..., Any]:
     """Open a table with text keys, and return it embedded, as a client of a daemon, or as a client of two daemons."""
-    with ExitStack() as ends:
 
-        def opened(way: str = "embedded", **table: Any) -> Any:
-            uri, settings = str(tmp_path / "t.lance"), {"commit": {"interval": "0s"}, "table": table}
-            new = memwal.open(uri, schema=SCHEMA, key="name", regions=3, settings=settings)
-            if way == "daemons":
-                new.close()
-                config = tmp_path / "t.toml"
-                config.write_text(f'[table]\nuri = "{uri}"\n[commit]\ninterval = "0s"\n')
-                return ends.enter_context(memwal.connect(Pair(config, ends).endpoints))
-            ends.enter_context(new)
-            if way == "embedded":
-                return new
-            service = FlightService(new._engine, "grpc://127.0.0.1:0")
-            ends.callback(service.shutdown)
-            return ends.enter_context(memwal.connect(f"grpc://127.0.0.1:{service.port}"))
+    def opened(way: str = "embedded", **table: Any) -> Any:
+        uri, settings = str(tmp_path / "t.lance"), {"commit": {"interval": "0s"}, "table": table}
+        new = memwal.open(uri, schema=SCHEMA, key="name", regions=3, settings=settings)
+        if way == "daemons":
+            new.close()
+            config = tmp_path / "t.toml"
+            config.write_text(f'[table]\nuri = "{uri}"\n[commit]\ninterval = "0s"\n')
+            return ends.enter_context(memwal.connect(Pair(config, ends).endpoints))
+        ends.enter_context(new)
+        return entered(way, new, ends)
 
-        yield opened
+    return opened
 
 
 def rows(ids: Any) -> list[dict[str, Any]]:

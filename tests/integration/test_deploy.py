@@ -89,10 +89,6 @@ def test_manifests_fit_the_schemas_of_kubernetes() -> None:
         for each in objects(path):
             for version in ("1.27", kubernetes_validate.latest_version()):
                 kubernetes_validate.validate(each, version, strict=True)
-    misspelt = objects(DEPLOY / "kubernetes" / "daemons.yaml")[1]
-    misspelt["spec"]["replica"] = misspelt["spec"].pop("replicas")
-    with pytest.raises(kubernetes_validate.ValidationError, match="replica"):
-        kubernetes_validate.validate(misspelt, "1.27", strict=True)
 
 
 def test_the_jobs_of_the_readme_fit_the_schemas_of_kubernetes() -> None:
@@ -108,26 +104,17 @@ def test_the_jobs_of_the_readme_fit_the_schemas_of_kubernetes() -> None:
         typer.main.get_command(app).commands["backup"].make_context("backup", words[3:])  # type: ignore[attr-defined]
 
 
-def test_the_compose_file_fits_the_compose_specification(tmp_path: Path) -> None:
-    check = ("check-jsonschema", "--builtin-schema", "vendor.compose-spec")
-    done = ran(*check, DEPLOY / "compose.yaml")
+def test_the_compose_file_fits_the_compose_specification() -> None:
+    done = ran("check-jsonschema", "--builtin-schema", "vendor.compose-spec", DEPLOY / "compose.yaml")
     assert done.returncode == 0, done.stdout
-    misspelt = tmp_path / "compose.yaml"
-    misspelt.write_text((DEPLOY / "compose.yaml").read_text().replace("stop_grace_period", "grace_period"))
-    done = ran(*check, misspelt)
-    assert done.returncode == 1
-    assert "grace_period" in done.stdout
 
 
-def test_the_containerfile_passes_its_linter(tmp_path: Path) -> None:
+def test_the_containerfile_passes_its_linter() -> None:
     # DL3008: Debian keeps no old versions of a package, so a pinned version would soon be unavailable. DL3013: pip
     # installs only wheels of the lock file, in their versions.
     ignored = [word for rule in ("DL3008", "DL3013") for word in ("--ignore", rule)]
     done = ran("hadolint", *ignored, DEPLOY / "Containerfile")
     assert (done.returncode, done.stdout) == (0, "")
-    loose = tmp_path / "Containerfile"
-    loose.write_text(re.sub(r"FROM python:\S+", "FROM python", (DEPLOY / "Containerfile").read_text()))
-    assert "DL3006" in ran("hadolint", *ignored, loose).stdout
 
 
 if sys.platform == "linux":
@@ -141,8 +128,6 @@ if sys.platform == "linux":
         assert (done.returncode, done.stderr) == (0, "")
         done = ran("systemd-analyze", "security", "--offline=yes", "--threshold=25", named)
         assert done.returncode == 0, done.stdout.splitlines()[-1]
-        named.write_text(named.read_text().replace("TimeoutStopSec", "TimeoutStop"))
-        assert "TimeoutStop" in ran("systemd-analyze", "verify", "--man=no", named).stderr
 
 
 # ---- commands, settings and paths in the files ---------------------------------------------------------------------
@@ -370,7 +355,7 @@ def words_of(path: Path, config: Path) -> list[str]:
 
 
 def test_a_daemon_with_the_secrets_of_the_stack_gets_ready_and_drains(
-    secrets: Path, tmp_path: Path, start: Callable[..., Any], wait_until: Callable[..., Any]
+    secrets: Path, tmp_path: Path, start: Callable[..., Any]
 ) -> None:
     """The configuration, health check, probes and signal are those of the files; only the paths are the test's."""
     text = (DEPLOY / "compose" / "memwal.toml").read_text().replace("/run/secrets/memwal", str(secrets))

@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,26 +14,22 @@ import pyarrow as pa
 import pytest
 
 import memwal
-from memwal.ingest.cli import app as cli
 from memwal.ingest.settings.load import load
 from memwal.ingest.spark.dlq.table import SCHEMA, DeadLetters
 from memwal.wal import SystemClock, SystemIds
+from tests.conftest import Ran
 from tests.support.clock import FakeClock
 
 DAY = 86_400_000_000
 
 
 @pytest.fixture
-def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Run `memwal …` in this process; return its exit code, output and error lines."""
+def typed(cli: Callable[..., Ran]) -> Callable[..., tuple[int, str, str]]:
+    """Run a command; return its exit code, output and error lines."""
 
     def run(*arguments: str | Path) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["memwal", *map(str, arguments)])
-        monkeypatch.setenv("COLUMNS", "200")
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        said = capsys.readouterr()
-        return int(str(ended.value.code)), said.out, said.err
+        ran = cli(*arguments)
+        return ran.code, ran.out, ran.err
 
     return run
 
@@ -147,28 +142,25 @@ def test_purge_deletes_by_age_and_stage(typed: Any, config: Path) -> None:
     assert json.loads(typed("dlq", "list", config, "--format", "json")[1])["letters"] == 3
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
+def test_a_mistake_is_one_line(typed: Any, config: Path) -> None:
+    not_text = os.fsdecode(b"\xff\xff\xff\xff")
+    for arguments, says in (
         (["list", "--stage", "fits"], "did you mean 'fit'"),
         (["list", "--limit", "0"], "--limit"),
         (["list", "--format", "xml"], "--format"),
         (["show", "ffff"], "no dead letter"),
         (["show", "00"], "at least 4"),
-        (["show", os.fsdecode(b"\xff\xff\xff\xff")], "is not UTF-8 text"),
-        (["replay", "--id", os.fsdecode(b"\xff\xff\xff\xff")], "is not UTF-8 text"),
+        (["show", not_text], "is not UTF-8 text"),
+        (["replay", "--id", not_text], "is not UTF-8 text"),
         (["purge", "--older-than", "5"], "--older-than '5' has no unit"),
         (["purge", "--older-than", "soon"], "--older-than 'soon' is not a duration"),
         (["replay", "--stage", "x"], "--stage"),
         (["repair"], "repair"),
-    ],
-)
-def test_a_mistake_is_one_line(typed: Any, config: Path, arguments: list[str], says: str) -> None:
-    command, *rest = arguments
-    code, out, err = typed("dlq", command, config, *rest)
-    assert (code, out) == (2, "")
-    assert len(err.splitlines()) == 1
-    assert says in err
+    ):
+        command, *rest = arguments
+        code, out, err = typed("dlq", command, config, *rest)
+        assert (code, out, len(err.splitlines())) == (2, "", 1), arguments
+        assert says in err
 
 
 def test_without_letters_there_is_nothing_to_do(typed: Any, small_config: Callable[..., Path]) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -26,6 +26,7 @@ SCHEMA = pa.schema(
 )
 INDEXES = {"body": "fts", "vector": {"type": "ivf_pq", "num_sub_vectors": 2}}
 NEAR = [0.0, 0.0, 0.0, 0.0]
+QUIET = {"commit": {"interval": "0s"}}
 ROWS = 120
 K = 10
 
@@ -51,22 +52,14 @@ def ordered(table: Any, column: str = "name", **more: Any) -> dict[str, list[Any
 
 @pytest.fixture(params=[1, 3], ids=["one region", "three regions"])
 def table(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
-    with ExitStack() as opened:
-        yield opened.enter_context(
-            memwal.open(
-                tmp_path / "t.lance",
-                schema=SCHEMA,
-                key="name",
-                regions=request.param,
-                indexes=INDEXES,
-                settings={"commit": {"interval": "0s"}},
-            )
-        )
+    with memwal.open(
+        tmp_path / "t.lance", schema=SCHEMA, key="name", regions=request.param, indexes=INDEXES, settings=QUIET
+    ) as opened:
+        yield opened
 
 
 def test_equal_scores_stand_by_key_whatever_level_holds_them(table: Any) -> None:
     smallest = sorted(row["name"] for row in rows(range(ROWS)))[:K]
-
     names = {row["n"]: row["name"] for row in rows(range(ROWS))}
 
     def check(reads: set[str]) -> None:
@@ -100,7 +93,6 @@ def test_equal_scores_of_several_levels_stand_by_key(table: Any) -> None:
 
 def test_owners_of_some_regions_give_the_order_of_the_whole(table: Any) -> None:
     table.put(rows(range(ROWS)))
-    engine = table._engine if hasattr(table, "_engine") else table
     for step in (lambda: None, table.flush, table.commit):
         step()
         for read, request in {
@@ -110,20 +102,17 @@ def test_owners_of_some_regions_give_the_order_of_the_whole(table: Any) -> None:
         }.items():
             request["columns"] = ["n"]
             kind = READS[read]
-            asked = with_key(kind, request, engine.key)
-            parts = [getattr(engine.only([region]), read)(**asked) for region in engine.base.regions[::-1]]
+            asked = with_key(kind, request, table.key)
+            parts = [getattr(table.only([region]), read)(**asked) for region in table.base.regions[::-1]]
             whole = getattr(table, read)(**request)
-            found = merged(kind, parts, request, engine.key)
+            found = merged(kind, parts, request, table.key)
             assert found.column_names == whole.column_names
             assert found.column("n").to_pylist() == whole.column("n").to_pylist(), read
 
 
 @pytest.mark.parametrize("column", ["name", "n", "vector"])
 def test_without_a_key_equal_scores_stand_alike_at_every_level(tmp_path: Path, column: str) -> None:
-    settings = {"commit": {"interval": "0s"}}
-    with memwal.open(
-        tmp_path / "t.lance", schema=SCHEMA, key=(), regions=1, indexes=INDEXES, settings=settings
-    ) as table:
+    with memwal.open(tmp_path / "t.lance", schema=SCHEMA, key=(), regions=1, indexes=INDEXES, settings=QUIET) as table:
         made = rows(range(ROWS))
         table.put(made[:70])
         table.put(made[70:])
@@ -145,3 +134,23 @@ def test_more_ties_than_are_compared_cost_no_row(table: Any, monkeypatch: pytest
         step()
         for read, found in ordered(table).items():
             assert len(set(found)) == K, read
+
+
+def test_equal_vectors_have_equal_distances_at_all_levels(tmp_path: Path) -> None:
+    """Distances of quantised vectors must not be compared with exact ones: the rows of one level would come first."""
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.list_(pa.float32(), 16))])
+    indexes: Any = {"v": {"type": "ivf_pq", "num_partitions": 2}}
+    vectors = np.random.default_rng(1).normal(size=(600, 16)).astype(np.float32)
+    with memwal.open(
+        tmp_path / "t.lance", schema=schema, key="id", regions=2, indexes=indexes, settings=QUIET
+    ) as table:
+        for level, steps in enumerate(((table.flush, table.commit), (table.flush,), ())):
+            table.put([{"id": 600 * level + n, "v": vector.tolist()} for n, vector in enumerate(vectors)])
+            for step in steps:
+                step()
+        for number in (3, 77, 599):
+            distances: dict[int, list[float]] = {}
+            for row in table.search("v", vectors[number] + 0.1, 9).to_pylist():
+                distances.setdefault(row["id"] % 600, []).append(row["_distance"])
+            assert distances[number] == pytest.approx([0.16] * 3, rel=1e-3)
+            assert all(each == pytest.approx([each[0]] * 3, rel=1e-5) for each in distances.values())

@@ -7,6 +7,7 @@ deletes below.
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -20,11 +21,13 @@ import pytest
 
 import memwal
 from memwal.ingest.engine.read.levels import CaptureOvertaken
+from memwal.ingest.engine.read.reader import Reader
 from memwal.ingest.engine.read.traced import Trace
 from memwal.ingest.engine.region.core import RegionCore
-from memwal.ingest.service.daemon.service import FlightService
-from tests.conftest import INDEXES, SCHEMA, Made, Ran
+from tests.conftest import INDEXES, SCHEMA, Made, Ran, toml
+from tests.integration.test_router import Pair
 from tests.messages import raises
+from tests.ways import entered
 
 WAYS = ("embedded", "one daemon", "two daemons", "storage")
 VECTOR = [1.0] * SCHEMA.field("vector").type.list_size
@@ -62,19 +65,15 @@ def owner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def ways(owner: Any) -> Iterator[dict[str, Any]]:
+def ways(owner: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """Yield the table by each way into it; two daemons share a copy, each with one region."""
     with ExitStack() as ends:
-
-        def served() -> str:
-            flight = FlightService(owner, "grpc://127.0.0.1:0")
-            ends.callback(flight.shutdown)
-            return f"grpc://127.0.0.1:{flight.port}"
-
-        two = ends.enter_context(memwal.connect([served(), served()]))
-        owners = zip(two.router.regions, two.router.endpoints, strict=True)
-        two.router._believe({each: two.router._owners[each]._replace(endpoint=at) for each, at in owners})
+        copy, config = tmp_path_factory.mktemp("copy") / "table.lance", tmp_path_factory.mktemp("config") / "two.toml"
+        shutil.copytree(owner.base.uri, copy)
+        config.write_text(toml({"table": {"uri": str(copy)}, "commit": {"interval": "0s"}}))
+        two = ends.enter_context(memwal.connect(Pair(config, ends).endpoints))
         stored = ends.enter_context(memwal.open(owner.base.uri, read_only=True))
-        one = ends.enter_context(memwal.connect(served()))
+        one = entered("flight", owner, ends)
         yield {"embedded": owner, "one daemon": one, "two daemons": two, "storage": stored}
 
 
@@ -271,14 +270,14 @@ def test_a_frozen_memtable_is_told_from_the_active_one(uri: str, made: Made, mon
 
 
 def test_attempts_are_counted(owner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    count, failures = owner._reader.count, [CaptureOvertaken()]
+    count, failures = Reader.count, [CaptureOvertaken()]
 
-    def overtaken(*arguments: Any, **how: Any) -> int:
+    def overtaken(reader: Reader, *arguments: Any, **how: Any) -> int:
         if failures:
             raise failures.pop()
-        return int(count(*arguments, **how))
+        return int(count(reader, *arguments, **how))
 
-    monkeypatch.setattr(owner._reader, "count", overtaken)
+    monkeypatch.setattr(Reader, "count", overtaken)
     rows, told = explained(owner.count)
     assert (rows, told.parts[0].attempts, told.found) == (37, 2, 37)
     assert ", 2 attempts" in str(told)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Iterator
+from contextlib import ExitStack
 from datetime import date
 from typing import Any
 
@@ -12,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import memwal
-from memwal.ingest.service.daemon.service import FlightService
+from tests.ways import served
 
 ID = uuid.UUID(int=7).bytes
 SCHEMA = pa.schema(
@@ -29,10 +30,11 @@ SCHEMA = pa.schema(
 )
 
 
-@pytest.fixture
-def table(uri: str) -> Iterator[Any]:
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Yield a table whose rows are spread over the base table, SSTs and memtables of three regions."""
-    with memwal.open(uri, schema=SCHEMA, key="id", regions=3, settings={"commit": {"interval": "0s"}}) as opened:
+    uri, settings = str(tmp_path_factory.mktemp("facets") / "t.lance"), {"commit": {"interval": "0s"}}
+    with memwal.open(uri, schema=SCHEMA, key="id", regions=3, settings=settings) as opened:
         opened.put([row(n) for n in range(60)])
         opened.flush()
         opened.commit()
@@ -98,17 +100,12 @@ def test_the_explanation_names_the_rows_that_were_counted(table: Any) -> None:
     assert (told[0].read, told[0].rows) == ("facets", 51)
 
 
-def test_a_client_and_an_asynchronous_client_get_the_same(table: Any) -> None:
+def test_a_client_and_an_asynchronous_client_get_the_same(table: Any, ends: ExitStack) -> None:
     async def awaited(at: str) -> Any:
         async with await memwal.connect_async(at) as client:
             return await client.facets("section", "id < 20")
 
-    service = FlightService(table._engine, "grpc://127.0.0.1:0")
-    try:
-        at = f"grpc://127.0.0.1:{service.port}"
-        expected = table.facets("section", "id < 20")
-        with memwal.connect(at) as client:
-            assert client.facets("section", "id < 20").equals(expected)
-        assert asyncio.run(awaited(at)).equals(expected)
-    finally:
-        service.shutdown()
+    at, expected = served(table, ends), table.facets("section", "id < 20")
+    with memwal.connect(at) as client:
+        assert client.facets("section", "id < 20").equals(expected)
+    assert asyncio.run(awaited(at)).equals(expected)

@@ -9,8 +9,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import lance
-import pyarrow as pa
 import pytest
 from botocore.exceptions import (
     ClientError,
@@ -94,15 +92,6 @@ def stored(s3_server: S3Server, prefix: str) -> Callable[..., bytes | None]:
             return None
 
     return get
-
-
-def test_lance_works_through_server_and_proxy(s3_table_through_proxy: S3Table, fault_proxy: FaultProxy) -> None:
-    uri, options = s3_table_through_proxy.uri, s3_table_through_proxy.storage_options
-    lance.write_dataset(pa.table({"id": range(1000)}), uri, storage_options=options)
-    lance.write_dataset(pa.table({"id": [1000]}), uri, mode="append", storage_options=options)
-    assert lance.dataset(uri, storage_options=options).count_rows() == 1001
-    assert fault_proxy.count("PUT", "_versions/") == 2
-    assert {each.status for each in fault_proxy.requests} <= {200, 204, 206, 404}
 
 
 def test_without_rules_nothing_changes(put: Put, stored: Any, fault_proxy: FaultProxy, prefix: str) -> None:

@@ -14,7 +14,6 @@ import memwal
 from memwal.ingest.engine.read.levels import Reshaped
 from memwal.ingest.engine.read.reader import Reader
 from tests.append_rows import clean
-from tests.messages import raises
 
 SCHEMA = pa.schema([pa.field("id", pa.int64()), pa.field("a", pa.int64()), pa.field("b", pa.string())])
 BY_HAND = {"commit": {"interval": "0s"}, "gc": {"interval": "0s"}}
@@ -117,10 +116,3 @@ def test_rows_without_a_key_stay_where_they_are_sent(uri: str) -> None:
         table.commit()
         assert table.count() == 151
     clean(uri)
-
-
-@pytest.mark.parametrize("rule", [{"upsert": "insert"}, {"upsert": "merge"}, {"on_duplicate": "first"}])
-def test_rules_for_keys_are_refused_where_there_is_none(rule: dict[str, str], uri: str) -> None:
-    with raises(memwal.Invalid):
-        opened(uri, key=(), append_only=True, **rule)
-    assert not Path(uri).exists()

@@ -9,7 +9,7 @@ import json
 import random
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,13 @@ import pytest
 from memwal.ingest.engine.read import lance_scans
 from memwal.memtable import InvalidRows
 from memwal.memtable.filter import allowed, translation
+from memwal.memtable.filter import predicate as predicates
 from tests.conftest import environment, extent
 from tests.support.snapshots import snapshot
 
 RUNNER = Path(__file__).parents[1] / "scripts" / "filter_runner.py"
+DEEP = pa.struct([("i", pa.int64()), ("s", pa.string())])
+FIELDS = pa.struct([("i", pa.int64()), ("s", pa.string()), ("b", pa.bool_()), ("g", pa.float32()), ("deep", DEEP)])
 SCHEMA = pa.schema(
     [
         pa.field("id", pa.int64(), nullable=False),
@@ -36,77 +39,79 @@ SCHEMA = pa.schema(
         ("m", pa.decimal128(10, 2)),
         ("s", pa.string()),
         ("b", pa.bool_()),
+        ("d", pa.date32()),
         ("sec", pa.timestamp("s")),
         ("us", pa.timestamp("us")),
-        ("st", pa.struct([("g", pa.float32()), ("s", pa.string())])),
-        ("l", pa.list_(pa.int64())),
+        ("t", pa.timestamp("ns")),
+        ("st", FIELDS),
+        ("l", pa.list_(pa.struct([("i", pa.int64()), ("g", pa.float32())]))),
     ]
 )
 INDEXED = ("i", "f", "g", "s", "b", "us")
-TEXTS = ("", "a", "aB", "a\\B", "aBc", "abc", "%", "10")
+TEXTS = ("", "a", "aB", "a\\B", "aBc", "abc", "%", "10", "1")
 NUMBERS = (
-    "i",
-    "u",
-    "f",
-    "g",
-    "m",
-    "st.g",
-    "length(s)",
-    "abs(f)",
-    "coalesce(i, u)",
-    "l[1]",
-    "-f",
-    "i + u",
-    "round(f, -1)",
+    *("i", "id", "u", "f", "g", "m", "st.g", "st.i", "st.deep.i", "l[1].i", "l[i].i", "l[1].g", "length(s)", "abs(f)"),
+    *("coalesce(i, u)", "coalesce(st.i, i)", "-f", "i + u", "round(f, -1)", "trunc(m)", "sqrt(f)", "power(f, 2)"),
+    *("array_length(l)", "regexp_count(s, 'a')", "nullif(f, 0)", "i % 3"),
 )
-NUMBERS = (
-    *NUMBERS,
-    "trunc(m)",
-    "sqrt(f)",
-    "power(f, 2)",
-    "array_length(l)",
-    "regexp_count(s, 'a')",
-    "nullif(f, 0)",
-    "i % 3",
+WORDS = (
+    *("s", "st.s", "st.deep.s", "upper(s)", "replace(s, '', 'x')", "concat(s, 'B')", "coalesce(st.s, s)"),
+    "substr(s, 2, 1)",
 )
-WORDS = ("s", "st.s", "upper(s)", "replace(s, '', 'x')", "concat(s, 'B')", "coalesce(st.s, s)", "substr(s, 2, 1)")
 TIMES = ("sec", "us", "coalesce(sec, us)", "date_trunc('minute', us)", "timestamp '1970-01-01 00:00:01'")
+FINE = "1970-01-01 00:00:00.000000001"
+FINE_TIMES = (
+    *("timestamp '1970-01-01'", "cast('1970-01-01' as timestamp)", f"to_timestamp_nanos('{FINE}')"),
+    "date '1970-01-01'",
+)
 LITERALS = (
-    "0",
-    "-0.0",
-    "0.1",
-    "1",
-    "-2",
-    "2 - 3",
-    "0.05 + 0.05",
-    "1 - 1",
-    "2.5",
-    "255 + 1",
-    "cast(0 as double)",
-    "1e1",
+    *("0", "-0.0", "0.1", "1", "-2", "2 - 3", "0.05 + 0.05", "1 - 1", "2.5", "255 + 1", "cast(0 as double)", "1e1"),
+    "3",
 )
 PATTERNS = ("a%", "a\\\\B%", "a\\B%", "\\a%", "%B", "_", "a\\%", "%")
+OTHERS = (
+    *(
+        "m + 1 > 1.5",
+        "abs(i) > 1",
+        "d > date '1970-01-01'",
+        "m > decimal(8, 3) '0.500'",
+        "isnan(f)",
+        "regexp_like(s, 'a')",
+        "st.b",
+        "b",
+    ),
+    *("regexp_match(s, '^1') is null", "regexp_match(st.s, 'B$')", "st.deep is null", "not regexp_match(s, 'a')"),
+)
 
 
 def rows(draw: random.Random, count: int) -> pa.Table:
-    floats = (0.0, -0.0, 0.1, 1.0, -2.0, 2.5, float("nan"))
+    floats = (0.0, -0.0, 0.1, 1.0, 1.5, -2.0, 2.5, float("nan"))
 
     def column(values: Any) -> list[Any]:
         return [None if draw.random() < 0.15 else draw.choice(values) for _ in range(count)]
 
+    def structs(**fields: list[Any]) -> list[Any]:
+        made = [dict(zip(fields, row, strict=True)) for row in zip(*fields.values(), strict=True)]
+        return [None if draw.random() < 0.1 else struct for struct in made]
+
+    integers, texts = range(-2, 4), TEXTS
+    deep = structs(i=column(integers), s=column(texts))
+    items = structs(i=column(integers), g=column(floats))
     columns = {
         "id": list(range(count)),
-        "i": column(range(-2, 4)),
+        "i": column(integers),
         "u": column((0, 1, 3, 255)),
         "f": column(floats),
         "g": column(floats),
         "m": [None if value is None else Decimal(value) / 2 for value in column(range(-4, 5))],
-        "s": column(TEXTS),
+        "s": column(texts),
         "b": column((True, False)),
+        "d": column(range(3)),
         "sec": column(range(3)),
         "us": column((0, 1, 1_000_000, 1_500_000)),
-        "st": [{"g": g, "s": s} for g, s in zip(column(floats), column(TEXTS), strict=True)],
-        "l": column(([], [1], [0, 2], [None])),
+        "t": column(integers),
+        "st": structs(i=column(integers), s=column(texts), b=column((True, False)), g=column(floats), deep=deep),
+        "l": [None if draw.random() < 0.1 else draw.choices(items, k=draw.randrange(3)) for _ in range(count)],
     }
     return pa.table([pa.array(columns[field.name], field.type) for field in SCHEMA], schema=SCHEMA)
 
@@ -115,7 +120,7 @@ def condition(draw: random.Random) -> str:
     operator = draw.choice(("=", "!=", "<", "<=", ">", ">=", "is distinct from", "is not distinct from"))
     negated = draw.choice(("", "not "))
     number, literal = draw.choice(NUMBERS), draw.choice(LITERALS)
-    kind = draw.randrange(9)
+    kind = draw.randrange(12)
     if kind < 3:
         return f"{number} {operator} {literal}" if kind else f"{literal} {operator} {number}"
     if kind == 3:
@@ -131,6 +136,12 @@ def condition(draw: random.Random) -> str:
         )
     if kind == 7:
         return f"{draw.choice(TIMES)} {operator} {draw.choice(TIMES)}"
+    if kind == 8:
+        return f"t {operator} {draw.choice(FINE_TIMES)}"
+    if kind == 9:
+        return f"{draw.choice((*SCHEMA.names, *NUMBERS, *WORDS))} is {negated}null"
+    if kind == 10:
+        return draw.choice(OTHERS)
     return f"b is {negated}{draw.choice(('true', 'false', 'null'))}"
 
 
@@ -197,11 +208,19 @@ def test_every_level_finds_the_same_rows(seed: int, tmp_path: Path) -> None:
     assert taken > 150
 
 
-@pytest.mark.parametrize("fault", ["an index for every pattern", "zeros of two signs", "numbers of their own type"])
-def test_the_search_finds_a_planted_fault(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from memwal.memtable.filter import predicate as plans
+@pytest.fixture
+def fresh_plans() -> Iterator[None]:
+    """Forget the plans of filters before and after a test that plants a fault in them."""
+    plans = predicates._kept
+    plans.cache_clear()
+    yield
+    plans.cache_clear()
 
-    plans._kept.cache_clear()
+
+@pytest.mark.parametrize("fault", ["an index for every pattern", "zeros of two signs", "numbers of their own type"])
+def test_the_search_finds_a_planted_fault(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh_plans: None
+) -> None:
     if fault == "an index for every pattern":
         monkeypatch.setattr(lance_scans, "_is_answered", lambda _: True)
     elif fault == "zeros of two signs":
@@ -209,7 +228,6 @@ def test_the_search_finds_a_planted_fault(fault: str, tmp_path: Path, monkeypatc
     else:
         monkeypatch.setattr(translation, "_NARROW", {})
     differ, _ = differences(0, 400, tmp_path)
-    plans._kept.cache_clear()
     assert differ
 
 

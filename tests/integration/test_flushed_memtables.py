@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
+import lance
 import pyarrow as pa
 import pytest
 
 import memwal
 from memwal.ingest.engine.read import reader
+from memwal.memtable import MemTable
 
 Open, Made = Callable[..., Any], Any
 
@@ -64,19 +67,26 @@ def test_reads_after_a_flush_load_nothing_and_equal_those_of_the_sst(
     assert set(loads) == {2, 3}
 
 
-def test_a_kept_memtable_goes_with_its_commit(open_small: Open, made: Made, loads: list[int]) -> None:
+def test_a_kept_memtable_goes_with_its_commit(
+    open_small: Open, made: Made, loads: list[int], wait_until: Callable[..., Any]
+) -> None:
+    def memtables() -> int:
+        gc.collect()
+        return sum(isinstance(each, MemTable) for each in gc.get_objects())
+
     table = open_small()
+    before = memtables()
     changed(table, made)
-    assert len(table._reader._cache) == 4  # two per region
+    wait_until(lambda: memtables() == before + 4)  # two per region
     table.commit()
     assert table.count() == table.count(level="committed") == 176
-    assert (len(table._reader._cache), loads) == (0, [])
+    wait_until(lambda: memtables() == before)
+    assert loads == []
 
 
 def test_memory_is_bounded(open_small: Open, made: Made, loads: list[int]) -> None:
     table = open_small(flush={"cache_max": "1KiB"})
     changed(table, made)
-    assert len(table._reader._cache) == 1
     before = table.count()
     assert table.scan(["id"]).read_all().num_rows == before == 176
     assert set(loads) == {2, 3}
@@ -85,25 +95,23 @@ def test_memory_is_bounded(open_small: Open, made: Made, loads: list[int]) -> No
 def test_rows_that_waited_for_their_index_at_the_flush_are_indexed_after_it(
     open_small: Open, made: Made, wait_until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from memwal.memtable import MemTable
+    step, may, stepped = MemTable.index_step, list[bool](), dict[int, list[bool]]()
 
-    step, may = MemTable.index_step, list[bool]()
-    monkeypatch.setattr(MemTable, "index_step", lambda self: step(self) if may else False)
+    def noted(memtable: MemTable) -> bool:
+        stepped.setdefault(id(memtable), []).append(bool(may) and step(memtable))
+        return stepped[id(memtable)][-1]
+
+    monkeypatch.setattr(MemTable, "index_step", noted)
     table = open_small(regions=1)
     table.put(made.table(range(300)))
     table.flush()
-    (kept,) = table._reader._cache._kept.values()
-    memtable, _ = kept.loaded.result()
-    text = memtable._indexes.texts["body"]
-    assert text._waiting
+    (flushed,) = stepped
     may.append(True)
     table.put(made.table(range(300, 301)))  # wakes the thread that indexes
-    wait_until(lambda: not text._waiting)
+    wait_until(lambda: True in stepped[flushed] and not stepped[flushed][-1])
 
 
 def test_a_change_of_columns_leaves_kept_memtables_behind(open_small: Open, made: Made, loads: list[int]) -> None:
-    import lance
-
     table = open_small()
     changed(table, made)
     lance.dataset(table.base.uri).add_columns(pa.field("added", pa.int64()))

@@ -7,6 +7,7 @@ import re
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,11 @@ from memwal.flush import SstInvalid
 from memwal.ingest.engine.region.core import RegionCore
 from memwal.ingest.errors import classify
 from memwal.ingest.log_limit import LogLimit
-from memwal.ingest.service.daemon.service import FlightService
 from memwal.ingest.settings.load import load
 from memwal.wal.panics import RustPanic
 from tests.opened import open_table
 from tests.support.clock import FakeClock
+from tests.ways import entered
 
 BUILD_MACHINE = "/build/lance/rust/lance-file/src/writer.rs:254:9"
 SMALL_DISK = 'mount -t tmpfs -o size=6m tmpfs "$0" && exec "$@"'
@@ -35,7 +36,7 @@ def on_small_disk(directory: Path, *command: str) -> list[str]:
 
 
 def test_a_full_disk_fails_puts_in_time_and_is_reported_once_a_minute(
-    tmp_path: Path, small_config: Callable[..., Path], start: Callable[..., Any], made: Any
+    tmp_path: Path, small_config: Callable[..., Path], start: Callable[..., Any]
 ) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -76,7 +77,7 @@ def test_a_full_disk_fails_puts_in_time_and_is_reported_once_a_minute(
 
 
 def test_a_put_does_not_wait_for_flushes_that_fail(
-    small_config: Callable[..., Path], made: Any, monkeypatch: pytest.MonkeyPatch
+    small_config: Callable[..., Path], made: Any, monkeypatch: pytest.MonkeyPatch, ends: ExitStack
 ) -> None:
     """A client waits for a busy owner; here waiting helps only after an operator has freed space."""
 
@@ -91,17 +92,15 @@ def test_a_put_does_not_wait_for_flushes_that_fail(
         wal={"put_timeout": "500ms"},
     )
     with open_table(load(config, {}), {}) as table:
-        service = FlightService(table, "grpc://127.0.0.1:0")
+        client = entered("flight", table, ends)
         began, said = time.monotonic(), None
-        with memwal.connect(f"grpc://127.0.0.1:{service.port}") as client:
-            for first in range(0, 10_000, 100):
-                began = time.monotonic()
-                try:
-                    client.put(made.rows(range(first, first + 100)))
-                except memwal.Unavailable as error:
-                    said = error
-                    break
-        service.shutdown()
+        for first in range(0, 10_000, 100):
+            began = time.monotonic()
+            try:
+                client.put(made.rows(range(first, first + 100)))
+            except memwal.Unavailable as error:
+                said = error
+                break
         assert said is not None
         assert time.monotonic() - began < 5
         assert said.details["reason"] == "flush_failing"

@@ -20,9 +20,10 @@ from memwal import wal
 from memwal.ingest.engine.api.tokens import Receipt
 from memwal.ingest.engine.region.write_queue import PacedQueue, WriteQueue
 from memwal.ingest.errors import FencedError, Invalid, MemWalError, Unavailable, UnknownOutcome
-from memwal.ingest.service.daemon.service import FlightService
 from tests.conftest import wait_until
 from tests.messages import raises
+from tests.support.together import together
+from tests.ways import entered
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.string())])
 QUIET = {"commit": {"interval": 0}}
@@ -37,17 +38,10 @@ def _open(path: Path, **more: Any) -> Any:
 
 
 @pytest.fixture(params=["embedded", "flight"])
-def way_in(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Any], Any]]:
+def way_in(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, ends: ExitStack) -> Callable[[Any], Any]:
     """Turn a table into the object that the test calls: the table, or a client of a Flight service in front of it."""
     monkeypatch.setattr("memwal.ingest.service.client.remote.ANSWER_TIMEOUT", 60.0)  # wait for the service's own error
-    with ExitStack() as opened:
-
-        def through_flight(table: Any) -> Any:
-            service = FlightService(table, "grpc://127.0.0.1:0")
-            opened.callback(service.shutdown)
-            return opened.enter_context(memwal.connect(f"grpc://127.0.0.1:{service.port}"))
-
-        yield through_flight if request.param == "flight" else lambda table: table
+    return lambda table: entered(request.param, table, ends)
 
 
 def _row(id: int, v: str = "") -> pa.Table:
@@ -175,35 +169,6 @@ def test_callers_that_come_back_together_share_an_entry_again(tmp_path: Path, ga
         assert gate.entries <= 120, "20 turns of 16 callers are 320 puts"
 
 
-def test_an_idle_region_asks_storage_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[str] = []
-
-    def counted(name: str) -> Callable[..., Any]:
-        real = getattr(wal.LocalStore, name)
-
-        def call(*args: Any) -> Any:
-            calls.append(name)
-            return real(*args)
-
-        return call
-
-    for name in ("put_if_absent", "put", "get", "exists", "children", "describe", "list", "delete"):
-        monkeypatch.setattr(wal.LocalStore, name, counted(name))
-    with _open(tmp_path, regions=2) as table:
-        table.put([{"id": n, "v": ""} for n in range(20)])
-        table.flush()
-        table.put(_row(1), durable=False)
-        table.put(_row(1))
-        assert "put_if_absent" in calls
-
-        def silent() -> bool:
-            calls.clear()
-            time.sleep(2.5)
-            return calls == []
-
-        wait_until(silent)  # appends in progress end; a client that retried continuously would never fall silent
-
-
 # ---- one answer each -------------------------------------------------------------------------------------------------
 
 
@@ -218,16 +183,6 @@ def test_only_the_caller_at_fault_is_refused(tmp_path: Path, gate: Gate) -> None
             assert (callers.answers[n].details["column"], callers.answers[n].details["row"]) == ("id", 1)
         assert gate.entries <= 3
         assert sorted(table.scan(["id"]).read_all()["id"].to_pylist()) == [0, 4]
-
-
-def test_text_that_is_not_valid_reaches_no_entry(tmp_path: Path, gate: Gate) -> None:
-    offsets = pa.py_buffer(np.array([0, 1, 2], dtype=np.int32).tobytes())
-    not_text = pa.Array.from_buffers(pa.string(), 2, [None, offsets, pa.py_buffer(b"a\xff")])
-    with _open(tmp_path) as table:
-        before = gate.entries
-        with raises(Invalid):
-            table.put(pa.table({"id": [2, 3], "v": not_text}, schema=SCHEMA))
-        assert (gate.entries, table.count()) == (before, 0)
 
 
 def test_a_fence_wakes_every_waiter_with_both_epochs(tmp_path: Path, gate: Gate) -> None:
@@ -370,14 +325,7 @@ def test_an_interval_between_entries_makes_fewer_of_them_and_loses_none(tmp_path
     """
     callers, turns = 8, 5
     with _open(tmp_path, wal={"entry_interval": "200ms"}) as table:
-        threads = [
-            threading.Thread(target=lambda first=first: [table.put(_row(first * turns + n)) for n in range(turns)])
-            for first in range(callers)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
+        together(*(lambda f=f: [table.put(_row(f * turns + n)) for n in range(turns)] for f in range(callers)))
         assert gate.entries < callers * turns / 2, "of 40 puts; seven entries where nobody is late"
         assert table.count(level="durable") == callers * turns
     with _open(tmp_path, wal={"entry_interval": "1min"}) as table:
@@ -454,10 +402,3 @@ def test_unavailable_is_said_only_where_no_region_applied_its_rows(
 def test_a_timeout_that_is_none_is_refused(tmp_path: Path, timeout: Any) -> None:
     with _open(tmp_path) as table, raises(Invalid):
         table.put(_row(1), timeout=timeout)
-
-
-def test_a_timeout_that_is_long_enough_changes_nothing(tmp_path: Path) -> None:
-    with _open(tmp_path) as table:
-        assert table.put(_row(1), timeout=30).positions
-        assert table.delete([1], timeout=10**400).applied
-        assert table.count() == 0

@@ -13,24 +13,22 @@ from typing import Any
 from unittest.mock import patch
 
 import lance
-import numpy as np
 import pyarrow as pa
 import pytest
 from lance.mem_wal import ShardWriter
 
 import memwal
 from memwal import wal
-from memwal.flush import BaseTable
 from memwal.ingest.engine.table.create import initialise
 from memwal.ingest.engine.table.embedded import Table
 from memwal.ingest.engine.table.stored import StoredTable
 from memwal.ingest.settings.load import load
 from tests.lance_scan import scanned
 from tests.messages import raises
+from tests.shard_writers import PRIMARY_KEY, SharedTable
 from tests.support.clock import FakeClock
 
 WIDTH = 4
-PRIMARY_KEY = {b"lance-schema:unenforced-primary-key": b"true"}
 ARROW = {"wal": {"format": "arrow"}, "commit": {"interval": "0s"}}
 Row = dict[str, Any]
 
@@ -53,15 +51,15 @@ SCHEMA = pa.schema(
 )
 
 
-class World:
+class World(SharedTable):
     """A table, a dict with its expected rows, and its two writers in turn."""
 
     def __init__(self, uri: str) -> None:
-        self.uri = uri
-        self.base = BaseTable.open(uri)
-        self.store = wal.open_store(uri)
-        self.oracle: dict[int, Row] = {}
+        super().__init__(uri)
         self.epochs: dict[Any, int] = {}
+
+    def rows(self, ids: Iterable[int], version: int) -> pa.Table:
+        return pa.Table.from_pylist([row(id, version) for id in ids], schema=self.base.schema)
 
     # ---- memwal --------------------------------------------------------------------------------------------------
 
@@ -75,15 +73,6 @@ class World:
             self.check(table)
         self.check(StoredTable(self.base.latest(), self.store))
 
-    def put(self, table: Table, ids: Iterable[int], version: int, **arguments: Any) -> None:
-        rows = self.rows(ids, version)
-        if table.put(rows, **arguments).applied:
-            self.oracle |= by_id(rows.to_pylist())
-
-    def delete(self, table: Table, ids: Sequence[int]) -> None:
-        table.delete(self.keys(ids))
-        self.forget(ids)
-
     def check(self, table: Any) -> None:
         """Check memwal's reader by a scan, a count and lookups."""
         assert self.same(table.scan().read_all())
@@ -96,7 +85,7 @@ class World:
     @contextmanager
     def theirs(self, *, close: bool = False) -> Iterator[list[ShardWriter]]:
         """Open ShardWriters of all regions; check them at the beginning and the end by Lance's own scan."""
-        writers = self.claim_theirs()
+        writers = self.writers()
         self.check_theirs(writers)
         self.check_epochs_rose()
         yield writers
@@ -105,55 +94,16 @@ class World:
             for writer in writers:
                 writer.close()
 
-    def claim_theirs(self) -> list[ShardWriter]:
-        dataset = lance.dataset(self.uri)
-        return [dataset.mem_wal_writer(str(region)) for region in self.base.regions]
-
-    def their_put(self, writers: Sequence[ShardWriter], ids: Iterable[int], version: int) -> None:
-        rows = self.rows(ids, version)
-        self._routed(writers, rows, ShardWriter.put)
-        self.oracle |= by_id(rows.to_pylist())
-
-    def their_delete(self, writers: Sequence[ShardWriter], ids: Sequence[int]) -> None:
-        self._routed(writers, self.keys(ids), ShardWriter.delete)
-        self.forget(ids)
-
-    def _routed(self, writers: Sequence[ShardWriter], rows: pa.Table, act: Any) -> None:
-        buckets = self.base.route(rows)
-        for bucket, writer in enumerate(writers):
-            part = rows.filter(pa.array(buckets == bucket))
-            if part.num_rows:
-                act(writer, part)
-
     def check_theirs(self, writers: Sequence[ShardWriter]) -> None:
         """Check ShardWriter's scan: it finds the base, and the rows of its own region above it."""
         for bucket, writer in enumerate(writers):
-            found = writer.lsm_scanner().to_table()
-            mine = found.filter(pa.array(self.base.route(found) == bucket))
-            keys = [each["id"] for each in self.oracle.values()]
-            routed = self.base.route(self.keys(keys)) if keys else np.zeros(0)
-            expected = [self.oracle[id] for id, at in zip(keys, routed, strict=True) if at == bucket]
-            assert by_id(mine.to_pylist()) == by_id(expected)
+            expected = self.of_bucket(bucket)
+            assert by_id(self.found_by(bucket, writer).to_pylist()) == by_id(row(*each) for each in expected.items())
 
     # ---- both ----------------------------------------------------------------------------------------------------
 
-    def rows(self, ids: Iterable[int], version: int) -> pa.Table:
-        return pa.Table.from_pylist([row(id, version) for id in ids], schema=self.base.schema)
-
-    def keys(self, ids: Sequence[int]) -> pa.Table:
-        columns = pa.Table.from_pylist([row(id, 0) for id in ids], schema=SCHEMA)
-        return columns.select(list(self.base.key))
-
-    def forget(self, ids: Iterable[int]) -> None:
-        for id in ids:
-            self.oracle.pop(id, None)
-
-    def same(self, rows: pa.Table) -> bool:
-        return by_id(rows.to_pylist()) == by_id(self.oracle.values())
-
-    def manifests(self) -> list[wal.RegionManifest]:
-        found = (wal.ManifestStore(self.store, region).latest() for region in self.base.regions)
-        return [manifest for manifest in found if manifest is not None]
+    def same(self, found: pa.Table) -> bool:
+        return by_id(found.to_pylist()) == by_id(row(*each) for each in self.oracle.items())
 
     def collect(self) -> None:
         """Delete all entries of the logs that no reader or writer needs."""
@@ -269,10 +219,11 @@ def test_rows_are_the_same_at_each_hand_over(world: World) -> None:
         pass
 
 
+@pytest.mark.parametrize("world", [pytest.param((["code"], 2), id="string"), "adopted"], indirect=True)
 def test_the_one_who_is_fenced_is_told(world: World) -> None:
     ours = memwal.open(world.uri, settings=ARROW)
     world.put(ours, [1, 2], 1)
-    writers = world.claim_theirs()
+    writers = world.writers()
     with raises(memwal.FencedError):
         ours.put(world.rows(range(40), 99))
     with suppress(memwal.FencedError):
@@ -286,6 +237,7 @@ def test_the_one_who_is_fenced_is_told(world: World) -> None:
         world.their_put(newest, [1], 5)
 
 
+@pytest.mark.parametrize("world", [pytest.param((["code"], 2), id="string"), "adopted"], indirect=True)
 def test_several_claims_of_each_in_a_row(world: World) -> None:
     """Sentinels of memwal and Lance follow each other; no reader takes one for the end of the log or for rows."""
     for version in (1, 3):
@@ -303,13 +255,14 @@ def test_several_claims_of_each_in_a_row(world: World) -> None:
             deposed.scan()
 
 
+@pytest.mark.parametrize("world", [pytest.param((["code"], 2), id="string"), "adopted"], indirect=True)
 def test_many_batches_in_one_entry_of_shard_writer(world: World) -> None:
     region = world.base.regions[0]
     with world.theirs() as writers:
         rows = world.rows(range(60), 1)
         mine = rows.filter(pa.array(world.base.route(rows) == 0))
         writers[0].put(pa.concat_tables([mine.slice(at, 1) for at in range(mine.num_rows)]))
-        world.oracle |= by_id(mine.to_pylist())
+        world.oracle |= dict.fromkeys(mine["id"].to_pylist(), 1)
     tip = wal.find_tip(world.store, region, "arrow", 0)
     data = world.store.get(wal.layout.entry_key(region, tip, "arrow"))
     assert data is not None
@@ -327,7 +280,7 @@ def test_rows_that_shard_writer_left_in_the_log_before_the_table_was_adopted(uri
     writer.put(rows)
     assert init(uri) == "adopted (arrow)"
     world = World(uri)
-    world.oracle = by_id(rows.to_pylist())
+    world.oracle = dict.fromkeys(range(9), 1)
     with world.theirs() as writers:  # the adopted table still has its own log
         world.their_put(writers, [1], 2)
     with world.ours() as table:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -80,19 +80,122 @@ def history(tmp_path: Path) -> History:
     return History(tmp_path)
 
 
-# ---- reads -----------------------------------------------------------------------------------------------------------
+# ---- verdicts --------------------------------------------------------------------------------------------------------
 
 
-def test_reads_in_order(history: History) -> None:
-    history.read((0, 1), None)
-    history.put((2, 3), 10)
-    history.read((4, 5), 10)
-    history.put((6, 9), 11)
-    history.read((7, 8), 11)
-    history.delete((10, 11))
-    history.read((12, 13), None)
-    assert history.linearizable
-    assert history.judged().operations == 7
+def op(name: str) -> Callable[..., Callable[[History], None]]:
+    """Return a function that makes an operation of a case."""
+    return lambda *at, **given: lambda history: getattr(history, name)(*at, **given)
+
+
+put, delete, read, add = map(op, ("put", "delete", "read", "add"))
+STORED = {"level": "stored"}
+V10, V11, V12, V13 = ({"rows": {KEY: value}} for value in (10, 11, 12, 13))
+CASES: dict[str, tuple[list[Callable[[History], None]], list[Callable[[History], None]]]] = {
+    "reads in order": (
+        [
+            *(read((0, 1), None), put((2, 3), 10), read((4, 5), 10), put((6, 9), 11), read((7, 8), 11)),
+            *(delete((10, 11)), read((12, 13), None)),
+        ],
+        [],
+    ),
+    "a read that goes back": ([put((0, 1), 10), put((2, 9), 11), read((3, 4), 11)], [read((5, 6), 10)]),
+    "a lost update": ([put((0, 1), 10)], [read((2, 3), None)]),
+    "a deleted row that comes back": ([put((0, 1), 10), delete((2, 3))], [read((4, 5), 10)]),
+    "a put that was applied twice": ([put((0, 9), 10), read((1, 2), 10), put((3, 4), 11)], [read((5, 6), 10)]),
+    "a value that nobody wrote": ([], [read((0, 1), 10)]),
+    "a failed put that is seen": (
+        [add((0, 0), "put", Unavailable("busy"), **V10), read((1, 2), None)],
+        [read((3, 4), 10)],
+    ),
+    "an unknown put may appear late": (
+        [put((0, 1), 10), put((2, None), 11), read((10, 11), 10), read((20, 21), 11)],
+        [],
+    ),
+    "an unknown put that disappears": ([put((0, 1), 10), put((2, None), 11), read((10, 11), 11)], [read((20, 21), 10)]),
+    "an unknown put appears after a later one, once": (
+        [put((0, None), 10), put((1, 2), 11), read((3, 4), 11), read((5, 6), 10)],
+        [read((7, 8), 11)],
+    ),
+    "an unknown delete takes effect once": (
+        [put((0, 1), 10), delete((2, None)), read((3, 4), 10), read((5, 6), None)],
+        [put((7, 8), 11), read((9, 10), None)],
+    ),
+    "a put of two rows is seen whole": ([put((0, 9), 10, 20), read((1, 2), None, None), read((3, 4), 10, 20)], []),
+    "storage shows a put before its owner, and never goes back": (
+        [put((0, 1), 10), put((2, 9), 11), read((3, 4), 11, **STORED), read((5, 6), 10)],
+        [read((7, 8), 10, **STORED)],
+    ),
+    "an owner shows no put before storage": ([put((0, 9), 10), read((1, 2), 10)], [read((3, 4), None, **STORED)]),
+    "storage and owner agree on the order": (
+        [put((0, 9), 10), put((0, 9), 11), read((1, 2), 10, **STORED), read((3, 4), 11, **STORED), read((5, 6), 11)],
+        [read((7, 8), 10)],
+    ),
+    "storage misses no acknowledged put": ([put((0, 1), 10)], [read((2, 3), None, **STORED)]),
+    "an unknown put stays in the log and is shown later": (
+        [put((0, None), 10), read((1, 2), 10, **STORED), read((3, 4), None), read((5, 6), 10, level="durable")],
+        [read((7, 8), None)],
+    ),
+    "find or create succeeds once": (
+        [add((0, 9), "insert", 1, **V10), add((0, 9), "insert", 0, **V11), read((10, 11), 10)],
+        [add((12, 13), "insert", 1, **V12)],
+    ),
+    "an insert that was applied twice": (
+        [add((0, 9), "insert", 1, **V10), read((1, 2), 10), delete((3, 4))],
+        [read((5, 6), 10)],
+    ),
+    "an unknown insert explains a refusal": (
+        [add((0, None), "insert", **V10), add((1, 2), "insert", 0, **V11), delete((3, 4)), read((5, 6), None)],
+        [add((7, 8), "insert", 0, **V12)],
+    ),
+    "the highest version counts": (
+        [
+            *(add((0, 1), "version", 1, **V10, version=5), add((2, 3), "version", 0, **V11, version=4)),
+            *(read((4, 5), 10), add((6, 7), "version", 1, **V12, version=5), read((8, 9), 12)),
+        ],
+        [add((10, 11), "version", 1, **V13, version=4)],
+    ),
+    "delete if the value is as expected": (
+        [
+            *(put((0, 1), 10), add((2, 3), "compare", 0, rows={KEY: 9}), add((4, 5), "compare", 1, **V10)),
+            read((6, 7), None),
+        ],
+        [add((8, 9), "compare", 1, **V10)],
+    ),
+    "conditions beside reads from storage": (
+        [
+            *(add((0, 9), "insert", 1, **V10), read((1, 2), 10, **STORED), read((3, 4), None)),
+            *(add((10, 11), "insert", 0, **V11), add((12, None), "insert", **V12), add((12, None), "compare", **V10)),
+            *(read((13, 14), None, **STORED), read((15, 16), 12)),
+        ],
+        [],
+    ),
+    "an insert without a verdict is not in storage alone": (
+        [add((0, 9), "insert", **V10), read((10, 11), 10, **STORED)],
+        [read((12, 13), None)],
+    ),
+    "a version without a verdict is not in storage alone": (
+        [add((0, 9), "version", **V10, version=1), read((10, 11), 10, **STORED)],
+        [read((12, 13), None)],
+    ),
+    "a write without a verdict may have changed nothing": (
+        [add((0, 1), "insert", 1, **V10), add((2, 3), "insert", **V11), read((4, 5), 10, **STORED), read((6, 7), 10)],
+        [],
+    ),
+}
+"""Operations of a history that is linearizable, and operations after which it is not, if any."""
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_history_is_linearizable_or_not(history: History, case: str) -> None:
+    right, wrong = CASES[case]
+    for operation in right:
+        operation(history)
+    if right:
+        assert history.linearizable
+    for operation in wrong:
+        operation(history)
+    assert history.linearizable == (not wrong)
 
 
 def test_a_stale_read_is_found_and_explained(history: History) -> None:
@@ -100,6 +203,7 @@ def test_a_stale_read_is_found_and_explained(history: History) -> None:
     history.put((2, 3), 11)
     history.read((4, 5), 10)
     assert not history.linearizable
+    assert history.judged().operations == 3
     wrong = history.judged().wrong
     assert [part.partition for part in wrong] == ["region 0, key 1", "region 0"]
     assert "c2 read of 1 at latest -> map[1:10] [4, 5]" in wrong[0].why
@@ -118,92 +222,6 @@ def test_what_came_before_a_wrong_read_is_told_with_the_writes_that_failed(histo
         "before: c0 put map[1:10] -> ok [0, 1]; c1 delete of 1 -> failed (Unavailable: the daemon ends) [2, 5]; "
         "c2 put map[1:11] -> unknown [3, ]; c3 read of 1 at latest -> map[] [6, 7]"
     ) in history.judged().wrong[0].why
-
-
-def test_a_read_that_goes_back(history: History) -> None:
-    """Each read alone is valid, since the put was in progress."""
-    history.put((0, 1), 10)
-    history.put((2, 9), 11)
-    history.read((3, 4), 11)
-    assert history.linearizable
-    history.read((5, 6), 10)
-    assert not history.linearizable
-
-
-def test_a_lost_update(history: History) -> None:
-    history.put((0, 1), 10)
-    history.read((2, 3), None)
-    assert not history.linearizable
-
-
-def test_a_deleted_row_that_comes_back(history: History) -> None:
-    history.put((0, 1), 10)
-    history.delete((2, 3))
-    history.read((4, 5), 10)
-    assert not history.linearizable
-
-
-def test_a_put_that_was_applied_twice(history: History) -> None:
-    """Between the two applications a read showed the put, and another put replaced it."""
-    history.put((0, 9), 10)
-    history.read((1, 2), 10)
-    history.put((3, 4), 11)
-    history.read((5, 6), 10)
-    assert not history.linearizable
-
-
-def test_a_value_that_nobody_wrote(history: History) -> None:
-    history.read((0, 1), 10)
-    assert not history.linearizable
-
-
-def test_a_failed_put_that_is_seen(history: History) -> None:
-    begun = history._recorder.invoke("c", "put", 0, rows={KEY: 10})
-    begun.failed("busy")
-    history.read((1, 2), None)
-    assert history.linearizable
-    history.read((3, 4), 10)
-    assert not history.linearizable
-
-
-# ---- unknown outcomes ------------------------------------------------------------------------------------------------
-
-
-def test_an_unknown_put_may_appear_late(history: History) -> None:
-    history.put((0, 1), 10)
-    history.put((2, None), 11)
-    history.read((10, 11), 10)
-    history.read((20, 21), 11)
-    assert history.linearizable
-
-
-def test_an_unknown_put_that_appears_and_disappears(history: History) -> None:
-    history.put((0, 1), 10)
-    history.put((2, None), 11)
-    history.read((10, 11), 11)
-    history.read((20, 21), 10)
-    assert not history.linearizable
-
-
-def test_an_unknown_put_may_appear_after_a_later_one_once(history: History) -> None:
-    history.put((0, None), 10)
-    history.put((1, 2), 11)
-    history.read((3, 4), 11)
-    history.read((5, 6), 10)
-    assert history.linearizable
-    history.read((7, 8), 11)
-    assert not history.linearizable
-
-
-def test_an_unknown_delete_may_take_effect_once(history: History) -> None:
-    history.put((0, 1), 10)
-    history.delete((2, None))
-    history.read((3, 4), 10)
-    history.read((5, 6), None)
-    assert history.linearizable
-    history.put((7, 8), 11)
-    history.read((9, 10), None)
-    assert not history.linearizable
 
 
 def test_unknown_operations_that_nobody_noticed_are_not_ordered(history: History) -> None:
@@ -229,16 +247,6 @@ def test_many_unknown_puts_that_were_noticed_are_decided(history: History) -> No
     assert not history.linearizable
 
 
-# ---- several rows ----------------------------------------------------------------------------------------------------
-
-
-def test_a_put_of_two_rows_is_seen_whole(history: History) -> None:
-    history.put((0, 9), 10, 20)
-    history.read((1, 2), None, None)
-    history.read((3, 4), 10, 20)
-    assert history.linearizable
-
-
 def test_a_torn_put_is_wrong_though_each_key_is_right(history: History) -> None:
     history.put((0, 1), 10, 20)
     history.put((2, 9), 11, 21)
@@ -253,134 +261,6 @@ def test_two_reads_of_one_key_each_may_not_disagree_on_the_order(history: Histor
     assert history.linearizable
     history.read((1, 2), None, 20)
     assert history.verdicts == {"region 0, key 1": "Ok", "region 0, key 2": "Ok", "region 0": "Illegal"}
-
-
-# ---- reads from storage ----------------------------------------------------------------------------------------------
-
-
-def test_storage_may_show_a_put_before_its_owner_does(history: History) -> None:
-    history.put((0, 1), 10)
-    history.put((2, 9), 11)
-    history.read((3, 4), 11, level="stored")
-    history.read((5, 6), 10)
-    assert history.linearizable
-    history.read((7, 8), 10, level="stored")  # but reads from storage must not go back
-    assert not history.linearizable
-
-
-def test_an_owner_shows_no_put_before_storage_does(history: History) -> None:
-    history.put((0, 9), 10)
-    history.read((1, 2), 10)
-    history.read((3, 4), None, level="stored")
-    assert not history.linearizable
-
-
-def test_storage_and_owner_agree_on_the_order(history: History) -> None:
-    history.put((0, 9), 10)
-    history.put((0, 9), 11)
-    history.read((1, 2), 10, level="stored")
-    history.read((3, 4), 11, level="stored")
-    history.read((5, 6), 11)
-    assert history.linearizable
-    history.read((7, 8), 10)
-    assert not history.linearizable
-
-
-def test_storage_misses_no_put_that_was_acknowledged(history: History) -> None:
-    history.put((0, 1), 10)
-    history.read((2, 3), None, level="stored")
-    assert not history.linearizable
-
-
-def test_an_unknown_put_may_stay_in_the_log_and_be_shown_later(history: History) -> None:
-    history.put((0, None), 10)
-    history.read((1, 2), 10, level="stored")
-    history.read((3, 4), None)
-    history.read((5, 6), 10, level="durable")
-    assert history.linearizable
-    history.read((7, 8), None)
-    assert not history.linearizable
-
-
-# ---- conditions ------------------------------------------------------------------------------------------------------
-
-
-def test_find_or_create_succeeds_once(history: History) -> None:
-    history.add((0, 9), "insert", 1, rows={KEY: 10})
-    history.add((0, 9), "insert", 0, rows={KEY: 11})
-    history.read((10, 11), 10)
-    assert history.linearizable
-    history.add((12, 13), "insert", 1, rows={KEY: 12})
-    assert not history.linearizable
-
-
-def test_an_insert_that_was_applied_twice(history: History) -> None:
-    history.add((0, 9), "insert", 1, rows={KEY: 10})
-    history.read((1, 2), 10)
-    history.delete((3, 4))
-    history.read((5, 6), 10)
-    assert not history.linearizable
-
-
-def test_an_unknown_insert_explains_a_refusal(history: History) -> None:
-    history.add((0, None), "insert", rows={KEY: 10})
-    history.add((1, 2), "insert", 0, rows={KEY: 11})
-    history.delete((3, 4))
-    history.read((5, 6), None)
-    assert history.linearizable
-    history.add((7, 8), "insert", 0, rows={KEY: 12})
-    assert not history.linearizable
-
-
-def test_the_highest_version_counts(history: History) -> None:
-    history.add((0, 1), "version", 1, rows={KEY: 10}, version=5)
-    history.add((2, 3), "version", 0, rows={KEY: 11}, version=4)
-    history.read((4, 5), 10)
-    history.add((6, 7), "version", 1, rows={KEY: 12}, version=5)
-    history.read((8, 9), 12)
-    assert history.linearizable
-    history.add((10, 11), "version", 1, rows={KEY: 13}, version=4)
-    assert not history.linearizable
-
-
-def test_delete_if_the_value_is_as_expected(history: History) -> None:
-    history.put((0, 1), 10)
-    history.add((2, 3), "compare", 0, rows={KEY: 9})
-    history.add((4, 5), "compare", 1, rows={KEY: 10})
-    history.read((6, 7), None)
-    assert history.linearizable
-    history.add((8, 9), "compare", 1, rows={KEY: 10})
-    assert not history.linearizable
-
-
-def test_conditions_beside_reads_from_storage(history: History) -> None:
-    history.add((0, 9), "insert", 1, rows={KEY: 10})
-    history.read((1, 2), 10, level="stored")
-    history.read((3, 4), None)
-    history.add((10, 11), "insert", 0, rows={KEY: 11})
-    history.add((12, None), "insert", rows={KEY: 12})
-    history.add((12, None), "compare", rows={KEY: 10})
-    history.read((13, 14), None, level="stored")
-    history.read((15, 16), 12)
-    assert history.linearizable
-
-
-@pytest.mark.parametrize("kind", ["insert", "version"])
-def test_a_write_whose_verdict_nobody_was_told_is_not_in_storage_alone_for_ever(history: History, kind: str) -> None:
-    """The write has returned, so the owner must show a row that storage shows."""
-    history.add((0, 9), kind, rows={KEY: 10}, **({"version": 1} if kind == "version" else {}))
-    history.read((10, 11), 10, level="stored")
-    assert history.linearizable
-    history.read((12, 13), None)
-    assert not history.linearizable
-
-
-def test_a_write_whose_verdict_nobody_was_told_may_have_changed_nothing(history: History) -> None:
-    history.add((0, 1), "insert", 1, rows={KEY: 10})
-    history.add((2, 3), "insert", rows={KEY: 11})
-    history.read((4, 5), 10, level="stored")
-    history.read((6, 7), 10)
-    assert history.linearizable
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------

@@ -29,7 +29,6 @@ from memwal.ingest.service.rpc.guard import Guard
 from memwal.ingest.settings.sections import DaemonSettings
 from tests import fault_proxy as faults
 from tests.conftest import small_sections, toml
-from tests.messages import raises
 
 QUIET = {"commit": {"interval": "0s"}, "gc": {"interval": "0s"}}
 
@@ -288,9 +287,3 @@ def test_slow_readers_harm_nobody(edge: Callable[..., str]) -> None:
     assert fetch(f"{url}/fine") == (200, '"fine"\n')
     for each in idle:
         each.close()
-
-
-def test_a_port_that_is_taken_is_told_in_one_line(edge: Callable[..., str]) -> None:
-    taken = int(edge({}).rsplit(":", 1)[1])
-    with raises(memwal.Invalid):
-        HttpServer("127.0.0.1", taken, {}, Guard(), setting="daemon.http_port")

@@ -231,7 +231,7 @@ UNKNOWN = "a-token-of-nobody"
 TEXTS = st.text(max_size=20)
 FIELDS = st.dictionaries(TEXTS.filter(lambda name: name != "table"), TEXTS)
 """Fields of requests. A caller with a token that requests another `table` gets the name of the served one
-(`test_attacks`).
+(`test_out_of_date`).
 """
 
 

@@ -1,4 +1,4 @@
-"""Schedules that once broke a promise, each reduced to the smallest one."""
+"""Clients and owners that have not heard of a resize, of a newer owner, or of another table at their address."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ import pytest
 import memwal
 from memwal import wal
 from memwal.flush import resize
+from memwal.ingest.cli.command import Call
+from memwal.ingest.cli.open import open_for_reading
 from memwal.ingest.engine.region.writer import RegionWriter
+from memwal.ingest.engine.table import owner_notes as owners
 from memwal.ingest.engine.table.embedded import Table
 from memwal.ingest.refusals import expect_routing
 from memwal.ingest.service.client.remote import RemoteTable
@@ -57,7 +60,7 @@ def test_a_micro_batch_with_deletes_that_a_resize_met_half_applied_is_completed(
     with opened(uri, 2) as table:
         table.put([{"id": id, "n": 1} for id in range(50)])
         send(table, rows, regions=1)
-    resize(uri, {}, LocalStore(uri), 3, clock=FakeClock(), ids=SystemIds())
+    resized(uri, 3)
     with opened(uri) as table:
         for _ in range(2):
             send(table, rows)
@@ -82,6 +85,27 @@ def test_a_put_that_changes_nothing_is_not_acked_by_an_owner_that_was_overtaken(
             assert shown(newer) == {1: 3}
 
 
+def served_by_two(settings: Settings, ends: ExitStack) -> list[FlightService]:
+    """Serve the table by two daemons, each with every second of its regions."""
+    places = [Place(), Place()]
+    services = [
+        FlightService(open_share(settings, share, ends), "grpc://127.0.0.1:0", place)
+        for share, place in enumerate(places)
+    ]
+    for place, service in zip(places, services, strict=True):
+        place.endpoint, place.endpoints = endpoint(service), list(map(endpoint, services))
+        ends.callback(service.shutdown)
+    return services
+
+
+def endpoint(service: FlightService) -> str:
+    return f"grpc://127.0.0.1:{service.port}"
+
+
+def resized(uri: str, regions: int) -> None:
+    resize(uri, {}, LocalStore(uri), regions, clock=FakeClock(), ids=SystemIds())
+
+
 READS: dict[str, Callable[[Any], int]] = {
     "count": lambda client: client.count("id < 6"),
     "scan": lambda client: client.scan(["id"], filter="id < 6").read_all().num_rows,
@@ -89,26 +113,22 @@ READS: dict[str, Callable[[Any], int]] = {
 }
 
 
-@pytest.mark.parametrize("read", READS)
-def test_a_reader_that_missed_a_resize_is_not_given_half_of_the_rows(tmp_path: Path, read: str) -> None:
+def test_a_reader_that_missed_a_resize_is_not_given_half_of_the_rows(tmp_path: Path) -> None:
     """Regions keep their ids, so daemons restarted at their addresses have the regions that the client requests."""
     uri, settings = str(tmp_path / "t.lance"), load({"table": {"uri": str(tmp_path / "t.lance")}, **QUIET}, {})
     with opened(uri, 2) as table:
         table.put([{"id": id, "n": 1} for id in range(100)])
     with ExitStack() as ends:
-        services = [FlightService(open_share(settings, bucket, ends), "grpc://127.0.0.1:0") for bucket in range(2)]
-        endpoints = [f"grpc://127.0.0.1:{service.port}" for service in services]
-        for service, endpoint in zip(services, endpoints, strict=True):
-            service._place = Place(endpoint, endpoints)
-            ends.callback(service.shutdown)
-        client = ends.enter_context(memwal.connect(endpoints))
-        assert client.count() == 100
+        services = served_by_two(settings, ends)
+        clients = {read: ends.enter_context(memwal.connect([*map(endpoint, services)])) for read in READS}
+        assert {client.count() for client in clients.values()} == {100}
         for service in services:
             service.table.close()
-        resize(uri, {}, LocalStore(uri), 4, clock=FakeClock(), ids=SystemIds())
+        resized(uri, 4)
         for bucket, service in enumerate(services):
             service.table = open_share(settings, bucket, ends)
-        assert READS[read](client) == 6
+        for read, client in clients.items():
+            assert READS[read](client) == 6, read
 
 
 RESIZING = ("resized", "not_owner")
@@ -132,14 +152,10 @@ def test_owners_that_have_not_heard_of_a_resize_do_not_give_half_of_the_rows(
         table.flush()
         table.commit()
     with ExitStack() as ends:
-        services = [FlightService(open_share(settings, bucket, ends), "grpc://127.0.0.1:0") for bucket in range(2)]
-        endpoints = [f"grpc://127.0.0.1:{service.port}" for service in services]
-        for service, endpoint in zip(services, endpoints, strict=True):
-            service._place = Place(endpoint, endpoints)
-            ends.callback(service.shutdown)
-        client = ends.enter_context(memwal.connect(endpoints))
+        services = served_by_two(settings, ends)
+        client = ends.enter_context(memwal.connect([*map(endpoint, services)]))
         assert client.count() == 100
-        resize(uri, {}, LocalStore(uri), 4, clock=FakeClock(), ids=SystemIds())
+        resized(uri, 4)
         monkeypatch.setattr(RemoteTable, "_before_next", at_once)
         for read in READS.values():
             with pytest.raises(memwal.Unavailable) as refused:
@@ -159,11 +175,11 @@ def test_a_read_that_a_daemon_begins_anew_under_is_of_the_regions_that_it_asked_
     with ExitStack() as ends:
         service = FlightService(open_share(settings, 0, ends), "grpc://127.0.0.1:0")
         ends.callback(service.shutdown)
-        connection = Connection(f"grpc://127.0.0.1:{service.port}")
+        connection = Connection(endpoint(service))
         asked = {"regions": [str(service.table.base.regions[0])], "routing": 1, "level": "latest", "filter": None}
         before = connection.read("count", asked)
         assert 0 < before < 100
-        resize(uri, {}, LocalStore(uri), 4, clock=FakeClock(), ids=SystemIds())
+        resized(uri, 4)
         anew = open_share(settings, 0, ends)
 
         def begins_anew(*routing: Any) -> None:
@@ -183,13 +199,14 @@ def test_a_daemon_of_another_table_at_the_address_of_before_takes_and_shows_noth
     """Ports are reused, and the regions of all tables have the same ids."""
     with ExitStack() as ends:
         ours, theirs = (ends.enter_context(opened(str(tmp_path / name), 2)) for name in ("ours", "theirs"))
-        before = FlightService(ours, "grpc://127.0.0.1:0")
-        endpoint = f"grpc://127.0.0.1:{before.port}"
-        before._place = Place(endpoint, [endpoint, "grpc://127.0.0.1:1"][:daemons])
-        client = ends.enter_context(memwal.connect(endpoint))
+        place = Place()
+        before = FlightService(ours, "grpc://127.0.0.1:0", place)
+        at = place.endpoint = endpoint(before)
+        place.endpoints = [at, "grpc://127.0.0.1:1"][:daemons]
+        client = ends.enter_context(memwal.connect(at))
         client.put([{"id": 1, "n": 1}])
         before.shutdown()
-        after = wait_until(lambda: listening(theirs, endpoint))
+        after = wait_until(lambda: listening(theirs, at))
         ends.callback(after.shutdown)
         theirs.put([{"id": 1, "n": 2}])
         rows, token = pa.table({"id": [1, 2], "n": [3, 3]}, schema=SCHEMA), memwal.Token("query", 1)
@@ -199,21 +216,40 @@ def test_a_daemon_of_another_table_at_the_address_of_before_takes_and_shows_noth
         with pytest.raises(memwal.MemWalError):
             client.open_stream(ours.base.regions[buckets[0]], token, timeout=0.5).finish()
         with raises(memwal.Unavailable):
-            RemoteTable(endpoint, id=ours.id)
+            RemoteTable(at, id=ours.id)
         assert theirs.applied("query") == (None, None)
         assert shown(theirs) == {1: 2}
         with raises(memwal.Unavailable):
-            client.router.connection(endpoint).read("count", {"filter": None, "level": "latest"})
+            client.router.connection(at).read("count", {"filter": None, "level": "latest"})
         with raises(memwal.Unavailable):
-            client.router.connection(endpoint).read("scan", {"level": "latest"})
+            client.router.connection(at).read("scan", {"level": "latest"})
 
 
-def listening(table: Table, endpoint: str) -> FlightService | None:
-    """Return a service of `table` at `endpoint`; None while the port is still in use."""
+def listening(table: Table, at: str) -> FlightService | None:
+    """Return a service of `table` at `at`; None while the port is still in use."""
     try:
-        return FlightService(table, endpoint)
+        return FlightService(table, at)
     except OSError:
         return None
+
+
+def test_a_stale_note_does_not_lead_to_another_tables_daemon(tmp_path: Path) -> None:
+    """Both tables have the same region ids; the owner note of the first names the port of the second's daemon."""
+    uris = [str(tmp_path / name) for name in ("a", "b")]
+    with opened(uris[0], 2) as table:
+        table.put([{"id": 1, "n": 0}])
+    with ExitStack() as ends:
+        other = ends.enter_context(opened(uris[1], 2))
+        other.put([{"id": 1, "n": 1}])
+        service = FlightService(other, "grpc://127.0.0.1:0")
+        ends.callback(service.shutdown)
+        other.announce(endpoint(service))
+        for bucket in range(2):
+            owners.announce(LocalStore(uris[0]), wal.bucket_region(bucket), 2, endpoint(service))
+        for number, uri in enumerate(uris):
+            found = open_for_reading(Call(load({"table": {"uri": uri}}, {}), {}))
+            assert found.get([1])["n"].to_pylist() == [number]
+            assert isinstance(found, RemoteTable) == bool(number)
 
 
 class Jumping(SystemClock):
