@@ -344,7 +344,7 @@ def test_a_delete_by_filter_whose_daemon_is_lost_goes_on_by_its_token(
     piece, lost = TableWrites.piece, list[int]()
 
     def losing(self: TableWrites, *given: Any, **how: Any) -> Any:
-        first = self is both.tables[0].deletes and not lost
+        first = self is both.tables[0].writes and not lost
         done = piece(self, *given, **how) if when == "after" or not first else None
         if first:
             lost.append(0 if done is None else done.regions and sum(each.applied for each in done.regions.values()))
