@@ -24,8 +24,7 @@ from pyspark.sql import SparkSession
 import memwal
 
 uri, landing, checkpoint = sys.argv[1:]
-builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
-spark = builder.config("spark.sql.shuffle.partitions", "1").getOrCreate()
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
 if "SINK" in os.environ:
     sink = memwal.MemWalSink({"table": {"uri": uri, "key": ["id"]}})
     stream = spark.readStream.schema("id long, price double, body string").parquet(landing).writeStream
