@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -15,16 +16,16 @@ from memwal.flush import BaseTable
 PRIMARY_KEY = {b"lance-schema:unenforced-primary-key": b"true"}
 
 
-class SharedTable:
+class SharedTable(ABC):
     """The table at `uri`. Each row is a function of its id and a version; `oracle` holds the version of each id."""
 
     def __init__(self, uri: str) -> None:
         self.uri, self.base, self.store = uri, BaseTable.open(uri), wal.open_store(uri)
         self.oracle: dict[int, int] = {}
 
+    @abstractmethod
     def rows(self, ids: Iterable[int], version: int) -> pa.Table:
         """Return one row per id."""
-        raise NotImplementedError
 
     def keys(self, ids: Iterable[int]) -> pa.Table:
         """Return the key columns of rows."""

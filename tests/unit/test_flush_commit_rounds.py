@@ -120,7 +120,7 @@ def test_ssts_are_read_side_by_side_and_the_newest_row_still_wins(
         world.put(range(n, n + 20), n)
     world.commit()
     assert world.found() == world.oracle
-    assert all(name.startswith("commit-read") for name in readers)
+    assert all(name.startswith("parallel") for name in readers)
 
 
 def test_rows_that_lance_did_not_add_are_reported(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
