@@ -83,7 +83,7 @@ class AppendedRows:
         try:
             with panics_as_errors:
                 written = write_fragments(
-                    pa.RecordBatchReader.from_batches(base.schema, self._batches()),
+                    self._reader(),
                     base.dataset,
                     schema=base.schema,
                     mode="append",
@@ -120,6 +120,10 @@ class AppendedRows:
             )
         sizes = [file.file_size_bytes or 0 for fragment in self._fragments for file in fragment.files]
         return Written(inserted=self._rows, files=len(sizes), bytes=sum(sizes))
+
+    def _reader(self) -> pa.RecordBatchReader:
+        """Return the rows as Lance reads them, in a thread of its own; the simulation has one thread and reads before."""
+        return pa.RecordBatchReader.from_batches(self._base.schema, self._batches())
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
         try:

@@ -18,7 +18,7 @@ import pytest
 import memwal
 from memwal import flush, wal
 from memwal.flush.verification.runner import verify_table
-from memwal.ingest.engine.table import writes as table_writes
+from memwal.ingest.engine.table.writes import TableWrites
 from tests.conftest import ROOT, Made, OpenSmall, wait_until
 from tests.messages import raises
 from tests.ways import entered
@@ -395,7 +395,7 @@ def test_rows_made_for_the_old_columns_fit_a_region_that_took_the_new_ones(
     """A put was converted to the old columns; before its region gets it, another thread applies a change."""
     table = open_small()
     table.put(made.rows(range(10)))
-    submit = table_writes.written
+    submit = TableWrites.acks
 
     def late(*arguments: Any, **more: Any) -> Any:
         monkeypatch.undo()
@@ -405,7 +405,7 @@ def test_rows_made_for_the_old_columns_fit_a_region_that_took_the_new_ones(
         assert "cost" in table.schema.names
         return submit(*arguments, **more)
 
-    monkeypatch.setattr(table_writes, "written", late)
+    monkeypatch.setattr(TableWrites, "acks", late)
     table.put(made.rows([10, 11], 1))
     expected = Open(table, table, uri, made).expected(range(10), price="cost", name=None)
     for id in (10, 11):

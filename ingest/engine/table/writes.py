@@ -129,7 +129,7 @@ class TableWrites:
         return rows.filter(pa.array(once)), deletes if isinstance(deletes, bool) else deletes[once]
 
     def acks(self, parts: _Parts, timeout: float | None = None, found: FoundRows | None = None) -> dict[str, Ack]:
-        """Return the regions' acks, as `written`; `found` counts in the meantime.
+        """Return the regions' acks, as `_written`; `found` counts in the meantime.
 
         If regions look up stored rows and find other columns than their own, they write nothing; the new columns are
         adopted, and their writes are submitted once more.
