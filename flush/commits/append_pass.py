@@ -122,7 +122,7 @@ class AppendedRows:
         return Written(inserted=self._rows, files=len(sizes), bytes=sum(sizes))
 
     def _reader(self) -> pa.RecordBatchReader:
-        """Return the rows as Lance reads them, in a thread of its own; the simulation has one thread and reads before."""
+        """Return the rows as Lance reads them, in its own thread. The simulation, which has one thread, replaces this."""
         return pa.RecordBatchReader.from_batches(self._base.schema, self._batches())
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
