@@ -122,7 +122,7 @@ class AppendedRows:
         return Written(inserted=self._rows, files=len(sizes), bytes=sum(sizes))
 
     def _reader(self) -> pa.RecordBatchReader:
-        """Return the rows as Lance reads them, in its own thread. The simulation, which has one thread, replaces this."""
+        """Return the rows for Lance, which reads them in its own thread; the simulation replaces this."""
         return pa.RecordBatchReader.from_batches(self._base.schema, self._batches())
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
