@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import copy
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Self
 
 import lance
 import numpy as np
@@ -12,15 +15,12 @@ import pytest
 
 from memwal import flush
 from memwal.flush import BaseTable, CommitReport
-from memwal.flush.commits import rounds
-from memwal.flush.commits.changes import read_changes
 from memwal.memtable import IndexSpec, MemTable, row_schema, tombstones, with_tombstone
 from memwal.wal import (
     Claim,
     LanceCodec,
     LocalStore,
     ManifestStore,
-    ObjectStore,
     RegionManifest,
     SystemClock,
     SystemIds,
@@ -28,6 +28,7 @@ from memwal.wal import (
     bucket_region,
     claim,
 )
+from tests.failure_matrix import FAULTS, WRITES, FaultyStore, Killed
 from tests.support.clock import FakeClock
 
 WIDTH = 8
@@ -47,18 +48,29 @@ class World:
     def __init__(
         self, uri: str, buckets: int = 2, indexes: Sequence[IndexSpec] = (), key_type: pa.DataType | None = None
     ) -> None:
-        self.uri, self.buckets = uri, buckets
         self.key_type = key_type or pa.int64()
         schema = SCHEMA.set(1, pa.field("id", self.key_type, nullable=False))
-        self.base = BaseTable.create(uri, schema, ["id"], buckets, indexes)
-        self.rows = row_schema(self.base.schema, self.base.key)
-        self.store: ObjectStore = LocalStore(uri)
-        self.oracle: dict[int, int] = {}
-        self.claims = [self._claim(bucket) for bucket in range(buckets)]
+        self.oracle: Any = {}
+        self.begin(BaseTable.create(uri, schema, ["id"], buckets, indexes))
+
+    def begin(self, base: BaseTable) -> None:
+        """Claim the regions of a new table."""
+        self.base, self.uri, self.buckets = base, base.uri, base.buckets
+        self.rows = row_schema(base.schema, base.key)
+        self.store: Any = LocalStore(base.uri)
+        self.claims = [self._claim(bucket) for bucket in range(base.buckets)]
 
     def _claim(self, bucket: int) -> Claim:
         codec, ids = LanceCodec(self.rows), SystemIds()
         return claim(self.store, bucket_region(bucket), spec_id=1, codec=codec, ids=ids, clock=SystemClock())
+
+    def copied(self, to: Path) -> Self:
+        """Copy the table to another directory."""
+        other = copy.copy(self)
+        other.uri, other.oracle = str(to / "table"), self.oracle.copy()
+        shutil.copytree(self.uri, other.uri)
+        other.store = LocalStore(other.uri)
+        return other
 
     def manifests(self, bucket: int) -> ManifestStore:
         return ManifestStore(self.store, bucket_region(bucket))
@@ -85,7 +97,7 @@ class World:
             part = rows.filter(pa.array(routed == bucket))
             manifest = self.manifests(bucket).latest()
             assert manifest is not None
-            table = MemTable(self.rows, ["id"], [], manifest.current_generation)
+            table = MemTable(self.rows, self.base.key, [], manifest.current_generation)
             covers = manifest.replay_after + 1
             if part.num_rows:
                 covers = self._append(each, part, covers, table.generation)
@@ -112,7 +124,26 @@ class World:
     def commit(self, retries: int = 10, **more: Any) -> CommitReport:
         return flush.commit(self.uri, {}, self.store, clock=FakeClock(), retries=retries, **more)
 
-    def found(self) -> dict[int, int]:
+    def killed_at_each_call(self, at: Path, work: Callable[[Self], Any]) -> Iterator[Self]:
+        """Yield a copy of the table after each end of a process that does `work`: before each call of the store, and
+        after each write."""
+        whole = self.copied(at / "whole")
+        whole.store = store = FaultyStore(whole.store, FakeClock())
+        work(whole)
+        calls = [call for call in dict.fromkeys(store.calls) if "_transactions" not in call.key]
+        assert {call.method for call in calls} >= {"put_if_absent", "get", "put"}
+        for number, call in enumerate(calls):
+            for fault in ("killed before", "killed after") if call.method in WRITES else ("killed before",):
+                world = self.copied(at / f"{number} {fault}")
+                inner, world.store = world.store, FaultyStore(world.store, FakeClock())
+                world.store.arm(FAULTS[fault], call)
+                with pytest.raises(Killed):
+                    work(world)
+                world.store = inner
+                yield world
+                shutil.rmtree(at / f"{number} {fault}")
+
+    def found(self) -> Any:
         rows = lance.dataset(self.uri).to_table(columns=["id", "n"]).to_pylist()
         found = {row["id"]: row["n"] for row in rows}
         assert len(found) == len(rows), "a row is there twice"
@@ -147,20 +178,6 @@ class World:
 
     def _plain(self, id: int, n: int) -> pa.Table:
         return pa.table({"note": [None], "id": [id], "n": [n], "vector": [None]}, schema=self.base.schema)
-
-
-def before_writing(monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any], times: int = 1) -> None:
-    """Run `act` after a commit has read everything and before it writes, in its first `times` rounds."""
-    left = [times]
-
-    def read_then_act(*args: Any) -> Any:
-        changes = read_changes(*args)
-        if left[0]:
-            left[0] -= 1
-            act()
-        return changes
-
-    monkeypatch.setattr(rounds, "read_changes", read_then_act)
 
 
 def crash(*_: object, **__: object) -> None:

@@ -82,10 +82,22 @@ def test_a_change_beyond_the_noise_is_faster_or_slower_and_slower_comes_first() 
     assert last_lines(found)[1] == "1 faster, 2 slower, 1 the same"
 
 
-def test_rows_per_second_are_better_when_there_are_more() -> None:
-    before, after = (run(benchmark("put", figures, figure="rows_per_second")) for figures in (STEADY, scaled(2)))
-    assert verdicts(compare(before, after)) == {"put": "faster"}
-    assert verdicts(compare(after, before)) == {"put": "slower"}
+@pytest.mark.parametrize(
+    ("figure", "a", "b", "verdict", "said"),
+    [
+        ("rows_per_second", STEADY, scaled(2), "faster", "1 faster"),
+        ("rows_per_second", scaled(2), STEADY, "slower", "1 slower"),
+        ("rows_per_second", [10.0] * 5, [10.4] * 5, "same", "1 the same"),
+        ("rows_per_second", [10.0] * 5, [10.6] * 5, "faster", "1 faster"),
+        ("p50_ms", STEADY, [10, 10, 10, 10, 5], "same", "noise: 1 of the same have medians more than 5 % apart"),
+        ("p50_ms", STEADY, [50.0] * 4, "unclear", "1 unclear (fewer than 5 rounds)"),
+    ],
+    ids=["more rows", "fewer rows", "4 percent", "6 percent", "ranges overlap", "few rounds"],
+)
+def test_verdicts(figure: Figure, a: Sequence[float], b: Sequence[float], verdict: str, said: str) -> None:
+    found = compare(run(benchmark("put", a, figure=figure)), run(benchmark("put", b, figure=figure)))
+    assert verdicts(found) == {"put": verdict}
+    assert any(said in line for line in summary(found))
 
 
 def test_the_ratio_is_compared_so_a_slow_hour_of_the_host_changes_nothing() -> None:
@@ -100,24 +112,6 @@ def test_the_ratio_is_compared_so_a_slow_hour_of_the_host_changes_nothing() -> N
     assert not change.noisy
     assert change.percent == pytest.approx(0)
     assert change.pair == Pair("put", "memwal, default", "ShardWriter, best")
-
-
-def test_ranges_that_overlap_are_noise_however_far_apart_the_medians() -> None:
-    found = compare(run(benchmark("put", STEADY)), run(benchmark("put", [10, 10, 10, 10, 5])))
-    assert verdicts(found) == {"put": "same"}
-    assert "noise: 1 of the same have medians more than 5 % apart, but their ranges overlap" in summary(found)
-
-
-def test_medians_within_five_percent_are_the_same_however_steady_the_rounds() -> None:
-    a, near, far = (run(benchmark("put", [each] * 5, figure="rows_per_second")) for each in (10.0, 10.4, 10.6))
-    assert verdicts(compare(a, near)) == {"put": "same"}
-    assert verdicts(compare(a, far)) == {"put": "faster"}
-
-
-def test_few_rounds_are_unclear() -> None:
-    found = compare(run(benchmark("put", STEADY)), run(benchmark("put", [50.0] * 4)))
-    assert verdicts(found) == {"put": "unclear"}
-    assert last_lines(found)[1] == "0 faster, 0 slower, 0 the same, 1 unclear (fewer than 5 rounds)"
 
 
 @pytest.mark.parametrize(

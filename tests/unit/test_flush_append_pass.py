@@ -3,8 +3,8 @@ stops."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +14,17 @@ import pytest
 
 from memwal.flush import BaseTable, CommitConflict, CountMismatch
 from memwal.flush.commits import append_pass, committer
+from memwal.flush.commits.append_pass import AppendedRows
 from memwal.flush.garbage.orphans import collect_orphans
 from memwal.flush.history.actions import read_history
-from memwal.flush.verification.runner import verify_table
 from memwal.memtable import IndexSpec
 from memwal.wal import Corrupt, bucket_region
 from tests.append_world import AppendWorld
-from tests.failure_matrix import FAULTS, WRITES, Call, FaultyStore, Killed
+from tests.clean import assert_clean
+from tests.failure_matrix import Killed
 from tests.messages import raises
 from tests.support.clock import FakeClock
+from tests.support.interpose import Once, in_threads, killed_at
 
 LANCES = ("mark", "catch_up", "sync_table")
 
@@ -39,8 +41,7 @@ def settled(world: AppendWorld) -> None:
     assert ours == lances
     assert set(world.listed()) == {0}
     assert world.commit().versions == 0
-    findings = verify_table(world.store, world.uri, deep=True).findings
-    assert not [each for each in findings if each.check != "hole"]  # this world writes SSTs without a log
+    assert_clean(world.store, world.uri)
 
 
 def test_identical_rows_are_all_kept(world: AppendWorld) -> None:
@@ -120,12 +121,12 @@ STRANGERS: dict[str, Callable[[AppendWorld], Any]] = {
 
 @pytest.mark.parametrize("name", STRANGERS)
 @pytest.mark.parametrize("place", ["before the append", "before the marker"])
-def test_others_come_in_between(world: AppendWorld, monkeypatch: pytest.MonkeyPatch, name: str, place: str) -> None:
+def test_others_come_in_between(world: AppendWorld, once: Once, name: str, place: str) -> None:
     for begin in range(3):
         world.stranger([1, *range(begin, begin + 10)])
     world.put([1, 1, 5])
-    where = "append" if place == "before the append" else "mark"
-    act_once_before(monkeypatch, where, lambda: STRANGERS[name](world))
+    owner, where = (AppendedRows, "append") if place == "before the append" else (committer, "mark")
+    once(owner, where, lambda: STRANGERS[name](world))
     world.commit()
     world.commit()
     settled(world)
@@ -134,44 +135,29 @@ def test_others_come_in_between(world: AppendWorld, monkeypatch: pytest.MonkeyPa
     assert ((found.schema.metadata or {}).get(b"a") == b"b") == (name == "schema metadata")
 
 
-def act_once_before(monkeypatch: pytest.MonkeyPatch, where: str, act: Callable[[], Any]) -> None:
-    """Run `act` after a commit has planned on a version and before it writes on top of it."""
-    owner: Any = append_pass.AppendedRows if where == "append" else committer
-    call, left = getattr(owner, where), [act]
-
-    def acting(*args: Any) -> Any:
-        if left:
-            left.pop()()
-        return call(*args)
-
-    monkeypatch.setattr(owner, where, acting)
-
-
 def data_files(world: AppendWorld) -> int:
     return len(list(Path(world.uri).glob("data/*")))
 
 
-def test_after_a_conflict_with_a_stranger_rows_are_not_written_again(
-    world: AppendWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_a_conflict_with_a_stranger_rows_are_not_written_again(world: AppendWorld, once: Once) -> None:
     world.put(range(30))
-    act_once_before(monkeypatch, "append", lambda: world.stranger([5]))
+    once(AppendedRows, "append", lambda: world.stranger([5]))
     world.commit()
     assert data_files(world) == 2
     settled(world)
 
 
-def test_they_are_where_the_columns_changed_meanwhile(world: AppendWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_they_are_where_the_columns_changed_meanwhile(world: AppendWorld, once: Once) -> None:
     world.put(range(30))
-    act_once_before(monkeypatch, "append", lambda: lance.dataset(world.uri).drop_columns(["vector"]))
+    once(AppendedRows, "append", lambda: lance.dataset(world.uri).drop_columns(["vector"]))
     world.commit()
     assert lance.dataset(world.uri).to_table().column_names == ["n", "note"]
     assert lance.dataset(world.uri).count_rows() == 30
 
 
-def test_a_lost_race_leaves_orphans_that_are_collected(world: AppendWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_race_leaves_orphans_that_are_collected(world: AppendWorld, once: Once) -> None:
     world.put(range(30))
-    act_once_before(monkeypatch, "append", lambda: world.commit(courtesy=0))
+    once(AppendedRows, "append", lambda: world.commit(courtesy=0))
     world.commit()
     assert data_files(world) == 2
     clock = FakeClock()
@@ -186,22 +172,12 @@ def test_committers_at_once(world: AppendWorld) -> None:
     """Several threads commit the same SSTs: of any two commits Lance accepts one."""
     for n in range(6):
         world.put([1, n, *range(40)])
-    failures: list[BaseException] = []
 
     def commits() -> None:
-        try:
+        with suppress(CommitConflict):
             world.commit(retries=40, courtesy=0, memory_max=1)
-        except CommitConflict:
-            pass
-        except BaseException as error:  # noqa: BLE001 - told to the test
-            failures.append(error)
 
-    threads = [threading.Thread(target=commits) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    assert not failures
+    in_threads(*[commits] * 3)
     world.commit(retries=40)
     settled(world)
 
@@ -216,7 +192,7 @@ def test_without_the_swap_rows_would_double(world: AppendWorld, monkeypatch: pyt
 
     world.put([1, 2])
     with monkeypatch.context() as planted:
-        planted.setattr(append_pass.AppendedRows, "append", plain)
+        planted.setattr(AppendedRows, "append", plain)
         with pytest.raises(Killed):
             world.commit()
     world.commit()
@@ -242,13 +218,13 @@ def test_rows_that_lance_did_not_write_are_missed(world: AppendWorld, monkeypatc
 
 def test_rows_that_a_version_does_not_hold_are_missed(world: AppendWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     world.put(range(30))
-    append = append_pass.AppendedRows.append
+    append = AppendedRows.append
 
     def loses_them(self: Any, base: Any) -> Any:
         self._fragments.clear()
         return append(self, base)
 
-    monkeypatch.setattr(append_pass.AppendedRows, "append", loses_them)
+    monkeypatch.setattr(AppendedRows, "append", loses_them)
     with raises(CountMismatch):
         world.commit()
 
@@ -304,46 +280,18 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> AppendWorld:
     return world
 
 
-def calls_of_a_commit(world: AppendWorld, at: Path) -> list[Call]:
-    clean = world.copied(at)
-    clean.store = store = FaultyStore(clean.store, FakeClock())
-    assert clean.commit().rows_inserted == 33
-    return [call for call in dict.fromkeys(store.calls) if "_transactions" not in call.key]
-
-
 def test_killed_at_any_call_of_the_store(prepared: AppendWorld, tmp_path: Path) -> None:
-    calls = calls_of_a_commit(prepared, tmp_path / "clean")
-    assert {call.method for call in calls} >= {"put_if_absent", "get", "children", "put"}
-    for number, call in enumerate(calls):
-        for fault in ("killed before", "killed after") if call.method in WRITES else ("killed before",):
-            world = prepared.copied(tmp_path / f"{number} {fault}")
-            inner, world.store = world.store, FaultyStore(world.store, FakeClock())
-            world.store.arm(FAULTS[fault], call)
-            with pytest.raises(Killed):
-                world.commit()
-            world.store = inner
-            world.commit()
-            settled(world)
+    for world in prepared.killed_at_each_call(tmp_path, AppendWorld.commit):
+        world.commit()
+        settled(world)
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("name", ["write", "append", *LANCES])
-def test_killed_at_any_call_of_lance(
-    prepared: AppendWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, after: bool
-) -> None:
+def test_killed_at_any_call_of_lance(prepared: AppendWorld, tmp_path: Path, name: str, after: bool) -> None:
     world = prepared.copied(tmp_path)
-    owner: Any = append_pass.AppendedRows if name in ("write", "append") else committer
-    call = getattr(owner, name)
-
-    def ends(*args: Any) -> None:
-        if after:
-            call(*args)
-        raise Killed
-
-    with monkeypatch.context() as killing:
-        killing.setattr(owner, name, ends)
-        with pytest.raises(Killed):
-            world.commit()
+    with killed_at(AppendedRows if name in ("write", "append") else committer, name, after=after):
+        world.commit()
     appended = (name, after) not in [("write", False), ("write", True), ("append", False)]
     ours, lances = world.progress()
     assert ours == ({0: 3, 1: 3} if appended else {0: 1, 1: 1})

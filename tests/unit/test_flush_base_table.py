@@ -21,6 +21,7 @@ from memwal.flush.base.shape import column_ids, first_ids
 from memwal.memtable import IndexSpec, InvalidRows
 from memwal.wal import Corrupt, bucket_region
 from tests.messages import raises
+from tests.support.interpose import killed_at
 
 SCHEMA = pa.schema(
     [
@@ -59,14 +60,7 @@ def test_a_created_table_is_found_as_it_was_created(uri: str) -> None:
     assert base.schema.field("name").metadata == {b"about": b"words"}
     assert not base.schema.metadata
     assert {each.name for each in base.dataset.describe_indices()} >= {"price_idx", "name_idx"}
-
-
-def test_a_composite_key_keeps_its_order(uri: str) -> None:
-    assert BaseTable.create(uri, SCHEMA, ["name", "id"], 2, []).key == ("name", "id")
-
-
-def test_no_sharding_spec_is_published(uri: str) -> None:
-    details = create(uri).dataset.mem_wal_index_details()
+    details = base.dataset.mem_wal_index_details()
     assert details is not None
     assert (details["sharding_specs"], details["maintained_indexes"]) == ([], [])
 
@@ -122,28 +116,16 @@ def test_no_such_version(uri: str) -> None:
         BaseTable.open(uri, version=99)
 
 
-@pytest.mark.parametrize(
-    ("key", "buckets", "indexes"),
-    [
-        (["nope"], 2, []),
-        (["id", "id"], 2, []),
-        (["vector"], 2, []),
-        (["day"], 2, []),
-        (["id"], 0, []),
-        (["id"], 2, [IndexSpec("price", "fts")]),
-    ],
-)
-def test_a_bad_definition_writes_nothing(uri: str, key: list[str], buckets: int, indexes: list[IndexSpec]) -> None:
+def test_a_bad_definition_writes_nothing(uri: str) -> None:
+    """Which definitions are bad: `test_flush_table_definition`."""
     with raises(InvalidRows):
-        BaseTable.create(uri, SCHEMA, key, buckets, indexes)
+        BaseTable.create(uri, SCHEMA, ["id", "id"], 2, [])
     assert not Path(uri).exists()
 
 
-def test_a_creation_that_crashed_is_completed(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as crashing:
-        crashing.setattr(lance.LanceDataset, "initialize_mem_wal", _crash)
-        with pytest.raises(KeyboardInterrupt):
-            create(uri)
+def test_a_creation_that_crashed_is_completed(uri: str) -> None:
+    with killed_at(lance.LanceDataset, "initialize_mem_wal"):
+        create(uri)
     with raises(NotInitialised):
         BaseTable.open(uri)
     base = BaseTable.find(uri)
@@ -159,10 +141,6 @@ def test_a_creation_that_was_cut_off_before_its_first_version_begins_again(tmp_p
     assert BaseTable.find(str(uri)) is None
     create(str(uri))
     assert BaseTable.find(str(uri)) is not None
-
-
-def _crash(*_: object, **__: object) -> None:
-    raise KeyboardInterrupt
 
 
 def test_a_plain_lance_table_is_adopted_with_its_rows(uri: str) -> None:
@@ -258,13 +236,6 @@ def test_an_adopted_table_keeps_its_write_rules_beside_another_programs_metadata
     initialised(uri, bucket_column="id", num_buckets=3)
     rules = WriteRules("insert", "first")
     assert BaseTable.adopt(uri, [], 7, [], rules=rules).rules == BaseTable.open(uri).rules == rules
-
-
-def test_lance_cannot_shard_by_a_binary_key(uri: str) -> None:
-    schema = pa.schema([pa.field("k", pa.binary()), pa.field("v", pa.int64())])
-    with raises(InvalidRows):
-        BaseTable.create(uri, schema, ["k"], 2, [], wal_format="arrow")
-    assert not Path(uri).exists()
 
 
 @pytest.mark.parametrize(
@@ -425,6 +396,7 @@ def test_routing_gives_lances_buckets(uri: str) -> None:
 
 def test_a_composite_key_is_routed_as_a_whole(uri: str) -> None:
     base = BaseTable.create(uri, SCHEMA, ["name", "id"], 4, [])
+    assert base.key == ("name", "id")
     rows = pa.table({"id": range(4000), "name": ["always the same"] * 4000})
     buckets = base.route(rows)
     assert min(Counter(buckets.tolist()).values()) > 800

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import shutil
 from pathlib import Path
 
 import lance
@@ -12,11 +10,9 @@ import pytest
 
 from memwal.flush import CommitReport
 from memwal.flush.commits import committer, rounds
-from memwal.wal import LocalStore
 from tests.clean import assert_clean, assert_collected
 from tests.commit_world import World
-from tests.failure_matrix import FAULTS, WRITES, Call, FaultyStore, Killed, killed
-from tests.support.clock import FakeClock
+from tests.support.interpose import killed_at
 
 LANCES = ("delete_pass", "upsert_pass", "catch_up", "sync_table")
 
@@ -32,23 +28,6 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> World:
     return world
 
 
-def copied(world: World, to: Path) -> World:
-    """Copy the table to another place."""
-    other = copy.copy(world)
-    other.uri, other.oracle = str(to / "table"), dict(world.oracle)
-    shutil.copytree(world.uri, other.uri)
-    other.store = LocalStore(other.uri)
-    return other
-
-
-def calls_of_a_commit(world: World, at: Path) -> list[Call]:
-    clean = copied(world, at)
-    clean.store = store = FaultyStore(clean.store, FakeClock())
-    report = clean.commit()
-    assert (report.rows_inserted, report.rows_updated, report.rows_deleted, report.rows_skipped) == (4, 5, 5, 2)
-    return [call for call in dict.fromkeys(store.calls) if "_transactions" not in call.key]
-
-
 def finished(world: World) -> CommitReport:
     """Commit after a crash. Assert that the table is valid before the commit, and that nothing is left after it."""
     assert_clean(world.store, world.uri)
@@ -62,31 +41,20 @@ def finished(world: World) -> CommitReport:
 
 
 def test_killed_at_any_call_of_the_store(prepared: World, tmp_path: Path) -> None:
-    calls = calls_of_a_commit(prepared, tmp_path / "clean")
-    assert {call.method for call in calls} >= {"put_if_absent", "get", "children", "put"}
-    for number, call in enumerate(calls):
-        for fault in ("killed before", "killed after") if call.method in WRITES else ("killed before",):
-            world = copied(prepared, tmp_path / f"{number} {fault}")
-            inner, world.store = world.store, FaultyStore(world.store, FakeClock())
-            world.store.arm(FAULTS[fault], call)
-            with pytest.raises(Killed):
-                world.commit()
-            world.store = inner
-            finished(world)
-            shutil.rmtree(tmp_path / f"{number} {fault}")
+    def commit(world: World) -> None:
+        report = world.commit()
+        assert (report.rows_inserted, report.rows_updated, report.rows_deleted, report.rows_skipped) == (4, 5, 5, 2)
+
+    for world in prepared.killed_at_each_call(tmp_path, commit):
+        finished(world)
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("name", LANCES)
-def test_killed_at_any_call_of_lance(
-    prepared: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, after: bool
-) -> None:
-    world = copied(prepared, tmp_path)
-    with monkeypatch.context() as killing:
-        owner = rounds if name.endswith("_pass") else committer
-        killing.setattr(owner, name, killed(getattr(owner, name), after=after))
-        with pytest.raises(Killed):
-            world.commit()
+def test_killed_at_any_call_of_lance(prepared: World, tmp_path: Path, name: str, after: bool) -> None:
+    world = prepared.copied(tmp_path)
+    with killed_at(rounds if name.endswith("_pass") else committer, name, after=after):
+        world.commit()
     report = finished(world)
     done = (report.rows_inserted, report.rows_updated, report.rows_deleted)
     everything, without_deletes = (4, 5, 5), (4, 5, 0)
@@ -95,8 +63,8 @@ def test_killed_at_any_call_of_lance(
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-def test_killed_at_a_repair(prepared: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: bool) -> None:
-    world = copied(prepared, tmp_path)
+def test_killed_at_a_repair(prepared: World, tmp_path: Path, after: bool) -> None:
+    world = prepared.copied(tmp_path)
     world.commit()
     late = lance.dataset(world.uri)
     world.put([40], 3)
@@ -106,10 +74,8 @@ def test_killed_at_a_repair(prepared: World, tmp_path: Path, monkeypatch: pytest
     merge.conflict_retries(0).execute(row)
     world.put([1], 4)
     world.oracle[40] = 5
-    with monkeypatch.context() as killing:
-        killing.setattr(rounds, "delete_rows", killed(rounds.delete_rows, after=after))
-        with pytest.raises(Killed):
-            world.commit()
+    with killed_at(rounds, "delete_rows", after=after):
+        world.commit()
     assert world.commit().rows_repaired == (0 if after else 1)
     assert world.found() == world.oracle
     assert_collected(world.store, world.uri)

@@ -15,10 +15,10 @@ import pytest
 from memwal.flush import BaseTable
 from memwal.flush.base.version_files import tagged_versions
 from memwal.flush.commits import rounds
-from memwal.flush.commits.foreign_writes import ForeignWrites, look_back
 from memwal.memtable import IndexSpec, with_tombstone
-from tests.commit_world import WIDTH, World, before_writing
+from tests.commit_world import WIDTH, World
 from tests.messages import raises
+from tests.support.interpose import Once
 
 
 def zero_vectors(world: World, ids: range) -> None:
@@ -61,7 +61,7 @@ def test_a_damaged_index_stops_no_commit_and_no_other_index(tmp_path: Path, capl
 
 @pytest.mark.parametrize("prepared", [0, 1])
 def test_a_stranger_that_compacts_and_cleans_up_at_once_is_a_conflict_like_any_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prepared: int
+    tmp_path: Path, once: Once, prepared: int
 ) -> None:
     """The files of the version that the commit has read are deleted before it writes, so the commit reads again."""
     world = World(str(tmp_path / "table"))
@@ -76,20 +76,20 @@ def test_a_stranger_that_compacts_and_cleans_up_at_once_is_a_conflict_like_any_o
         lance.dataset(world.uri).optimize.compact_files()
         lance.dataset(world.uri).cleanup_old_versions(older_than=timedelta(0), delete_unverified=True)
 
-    before_writing(monkeypatch, compact_and_clean_up)
+    once(rounds, "read_changes", compact_and_clean_up, after=True)
     world.commit()
     assert (world.found(), world.listed()) == (world.oracle, [0, 0])
     assert BaseTable.open(world.uri).committed
 
 
-def test_an_error_that_is_no_conflict_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_that_is_no_conflict_is_told(tmp_path: Path, once: Once) -> None:
     world = World(str(tmp_path / "table"), buckets=1)
     world.put(range(5), 1)
 
     def broken() -> None:
         raise ValueError("no conflict")
 
-    before_writing(monkeypatch, broken)
+    once(rounds, "read_changes", broken, after=True)
     with raises(ValueError):
         world.commit()
 
@@ -98,9 +98,7 @@ def clean_up(world: World) -> None:
     lance.dataset(world.uri).cleanup_old_versions(older_than=timedelta(0), delete_unverified=True)
 
 
-def test_versions_of_strangers_that_are_cleaned_up_before_their_keys_are_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_versions_of_strangers_that_are_cleaned_up_before_their_keys_are_read(tmp_path: Path, once: Once) -> None:
     world = World(str(tmp_path / "table"))
     world.put(range(20), 1)
     world.commit()
@@ -108,19 +106,14 @@ def test_versions_of_strangers_that_are_cleaned_up_before_their_keys_are_read(
     lance.dataset(world.uri).delete("id = 3")
     world.put(range(10, 40), 3)
 
-    def looked_back(*args: object) -> ForeignWrites:
-        found = look_back(*args)  # type: ignore[arg-type]
-        clean_up(world)
-        return found
-
-    monkeypatch.setattr(rounds, "look_back", looked_back)
+    once(rounds, "look_back", lambda: clean_up(world), after=True)
     world.commit()
     expected = {id: n for id, n in world.oracle.items() if id != 3} | {50: 7}
     assert (world.found(), world.listed()) == (expected, [0, 0])
 
 
 def test_the_version_below_a_pass_is_cleaned_up_before_its_rows_are_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, once: Once
 ) -> None:
     world = World(str(tmp_path / "table"))
     world.put(range(20), 1)
@@ -128,15 +121,10 @@ def test_the_version_below_a_pass_is_cleaned_up_before_its_rows_are_counted(
     world.put(range(20, 40), 2)
     world.commit()
     world.put(range(5), 3)
-    before_writing(monkeypatch, lambda: lance.dataset(world.uri).delete("id = 30"))  # another fragment: no conflict
-    checkout, seen = lance.LanceDataset.checkout_version, []
-
-    def cleaned_up(self: lance.LanceDataset, version: int) -> lance.LanceDataset:
-        seen.append(version)
-        clean_up(world)
-        return checkout(self, version)
-
-    monkeypatch.setattr(lance.LanceDataset, "checkout_version", cleaned_up)
+    # Lance sees no conflict, since the row is in another fragment.
+    once(rounds, "read_changes", lambda: lance.dataset(world.uri).delete("id = 30"), after=True)
+    seen: list[int] = []
+    once(lance.LanceDataset, "checkout_version", lambda: (clean_up(world), seen.append(1)))
     world.commit()
     assert seen
     world.oracle.pop(30)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,10 @@ from memwal.flush.commits.merge_passes import Written, delete_pass, upsert_pass
 from memwal.flush.commits.plan import agree, uncommitted
 from memwal.memtable import IndexSpec
 from memwal.wal import Corrupt, bucket_region
-from tests.commit_world import World, before_writing, crash
+from tests.commit_world import World
 from tests.messages import raises
 from tests.support.clock import FakeClock
+from tests.support.interpose import in_threads, killed_at
 
 
 @pytest.fixture
@@ -40,18 +40,6 @@ def test_newest_row_of_each_key_wins_over_generations(world: World) -> None:
     assert world.committed() == dict(enumerate(world.generations()))
     assert (report.rows_inserted, report.rows_updated, report.rows_deleted) == (len(world.oracle), 0, 0)
     assert report.version == world.version() == version + 2  # a deletes pass, though for new keys only
-
-
-def test_a_later_commit_updates_and_deletes(world: World) -> None:
-    world.put(range(20), 1)
-    world.commit()
-    world.put(range(10, 25), 2)
-    world.delete(range(5))
-    world.delete([22])
-    report = world.commit()
-    assert world.found() == world.oracle
-    assert (report.rows_inserted, report.rows_updated, report.rows_deleted) == (4, 10, 5)
-    assert report.ssts == sum(report.regions.values()) - 2
 
 
 def test_upserts_alone_are_one_version(world: World) -> None:
@@ -76,15 +64,6 @@ def test_tombstones_of_keys_nobody_has_are_committed_too(world: World) -> None:
     assert world.committed() == {0: 1, 1: 1}
 
 
-def test_nothing_published_makes_no_version(world: World) -> None:
-    world.put([1, 2, 3, 4], 1)
-    world.commit()
-    before = world.version()
-    report = world.commit()
-    assert (report.version, report.ssts, report.regions) == (before, 0, {})
-    assert world.version() == before
-
-
 def test_the_base_schema_is_kept(world: World) -> None:
     world.put(range(4), 1)
     world.commit()
@@ -92,37 +71,13 @@ def test_the_base_schema_is_kept(world: World) -> None:
     assert not lance.dataset(world.uri).schema.field("n").nullable
 
 
-def test_committed_ssts_leave_the_manifests(world: World) -> None:
-    world.put(range(20), 1)
-    assert world.listed() == [1, 1]
-    world.commit()
-    assert world.listed() == [0, 0]
-
-
-def test_a_commit_that_crashed_before_pruning_is_finished_by_the_next(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world.put(range(20), 1)
-    with monkeypatch.context() as crashing:
-        crashing.setattr(committer, "prune", crash)
-        with pytest.raises(KeyboardInterrupt):
-            world.commit()
-    before = world.version()
-    assert world.commit().ssts == 0
-    assert (world.listed(), world.version(), world.found()) == ([0, 0], before, world.oracle)
-
-
-def test_a_crash_between_the_passes_is_repeated_to_the_same_table(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_crash_between_the_passes_is_repeated_to_the_same_table(world: World) -> None:
     world.put(range(20), 1)
     world.commit()
     world.put(range(15, 25), 2)
     world.delete(range(5))
-    with monkeypatch.context() as crashing:
-        crashing.setattr(rounds, "upsert_pass", crash)
-        with pytest.raises(KeyboardInterrupt):
-            world.commit()
+    with killed_at(rounds, "upsert_pass"):
+        world.commit()
     assert world.committed() == {0: 1, 1: 1}
     assert set(world.found()) == set(range(5, 20))
     world.put([3, 40], 3)  # published between the crash and the next commit
@@ -136,11 +91,7 @@ def test_two_committers_at_once_commit_everything_once(world: World) -> None:
     for n in range(4):
         world.put(range(n * 10, n * 10 + 30), n)
         world.delete(range(n * 10, n * 10 + 3))
-        racers = [threading.Thread(target=lambda: reports.append(world.commit())) for _ in range(2)]
-        for racer in racers:
-            racer.start()
-        for racer in racers:
-            racer.join()
+        reports += in_threads(world.commit, world.commit)
         assert world.found() == world.oracle
     assert len(reports) == 8
     assert sum(report.ssts for report in reports) == sum(world.generations())
@@ -199,37 +150,17 @@ def test_a_range_planned_by_another_committer_is_taken_as_it_is(world: World) ->
     assert report.version == before + 2
 
 
-def test_a_strangers_append_is_met_by_reading_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    world.put(range(20), 1)
-    before_writing(monkeypatch, lambda: (world.stranger_row(7, 70), world.stranger_row(100, 7)))
-    report = world.commit()
-    assert world.found() == {**world.oracle, 100: 7}
-    assert (report.rows_inserted, report.rows_updated) == (19, 1)
-
-
-def test_a_strangers_delete_and_compaction_are_met(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    world.put(range(20), 1)
-    world.commit()
-    world.put(range(20, 40), 1)
-    world.commit()
-    world.put(range(5, 25), 2)
-    world.delete([30, 31])
-
-    def stranger() -> None:
-        lance.dataset(world.uri).delete("id in (6, 30, 39)")
-        lance.dataset(world.uri).optimize.compact_files()
-
-    before_writing(monkeypatch, stranger)
-    world.commit()
-    world.oracle.pop(39)
-    assert world.found() == world.oracle
-
-
 def test_patience_ends_and_nothing_is_lost(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.put(range(20), 1)
     with monkeypatch.context() as busy:
         ids = iter(range(1000, 2000))
-        before_writing(busy, lambda: world.stranger_row(next(ids), 0), times=99)
+
+        def overtaken(*args: Any) -> Any:
+            changes = read_changes(*args)
+            world.stranger_row(next(ids), 0)
+            return changes
+
+        busy.setattr(rounds, "read_changes", overtaken)
         with raises(CommitConflict):
             world.commit(retries=2)
     lance.dataset(world.uri).delete("true")
@@ -289,13 +220,11 @@ def test_a_vector_index_is_built_once_there_are_rows_enough_and_then_extended(tm
     assert world.commit().version == report.version
 
 
-def test_indexes_catch_up_with_what_a_crashed_commit_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_indexes_catch_up_with_what_a_crashed_commit_left(tmp_path: Path) -> None:
     world = World(str(tmp_path / "table"), indexes=[IndexSpec("n", "btree")])
     world.put(range(20), 1)
-    with monkeypatch.context() as crashing:
-        crashing.setattr(committer, "catch_up", crash)
-        with pytest.raises(KeyboardInterrupt):
-            world.commit()
+    with killed_at(committer, "catch_up"):
+        world.commit()
     assert world.commit().ssts == 0
     (index,) = [each for each in lance.dataset(world.uri).describe_indices() if each.name == "n_idx"]
     assert index.num_rows_indexed == 20
@@ -311,16 +240,17 @@ def test_a_commit_prints_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[st
     assert capfd.readouterr() == ("", "")
 
 
+TEXTS, BYTES = ["", "a", "b\0", "é", "b", "c"], [b"", b"a", b"\0", b"\xff", b"b", b"c"]
+
+
 @pytest.mark.parametrize(
     "keys",
     [
         pa.array(range(-3, 3), pa.int8()),
         pa.array(range(6), pa.uint64()),
         pa.array([True, False]),
-        pa.array(["", "a", "b\0", "é", "b", "c"]),
-        pa.array(["", "a", "b\0", "é", "b", "c"], pa.large_string()),
-        pa.array([b"", b"a", b"\0", b"\xff", b"b", b"c"], pa.binary()),
-        pa.array([b"", b"a", b"\0", b"\xff", b"b", b"c"], pa.large_binary()),
+        *(pa.array(TEXTS, kind) for kind in (pa.string(), pa.large_string())),
+        *(pa.array(BYTES, kind) for kind in (pa.binary(), pa.large_binary())),
     ],
     ids=lambda keys: str(keys.type),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import threading
@@ -30,6 +31,7 @@ from memwal.wal.layout import UNSYNCED_KEY
 from memwal.wal.store.local import TEMPORARY
 from tests.conftest import SCHEMA, Made
 from tests.messages import raises
+from tests.support.interpose import Once
 
 
 @pytest.fixture
@@ -148,7 +150,8 @@ def test_every_file_that_a_disk_did_not_take_is_remembered(uri: str) -> None:
     names = [dataset.get_fragments()[at].metadata.files[0].path for at in (3, 21, 50)]
     with disk_without(*names, "_versions"), raises(OSError):
         sync_table(dataset)
-    assert set(fsync._lost(Path(uri))) == {"_versions", *(f"data/{name}" for name in names)}
+    noted = json.loads((Path(uri) / UNSYNCED_KEY).read_text())["files"]
+    assert set(noted) == {"_versions", *(f"data/{name}" for name in names)}
     for name in names:
         copied(Path(uri) / "data" / name)
     with raises(OSError):
@@ -187,13 +190,9 @@ def test_rows_of_a_commit_that_the_disk_did_not_take_stay_in_ssts_until_the_tabl
         assert table.scan(["id"], level="committed").read_all().num_rows == 20
 
 
-def _paths_below(root: Path, parts: tuple[str, ...]) -> set[Path]:
-    return {path for part in parts for path in [root / part, *(root / part).glob("*")]}
-
-
 @pytest.mark.parametrize("found", [False, True])
 def test_a_new_table_is_on_the_disk_with_its_name_before_a_region_is_claimed(
-    tmp_path: Path, synced: set[Path], monkeypatch: pytest.MonkeyPatch, found: bool
+    tmp_path: Path, synced: set[Path], monkeypatch: pytest.MonkeyPatch, once: Once, found: bool
 ) -> None:
     root = tmp_path.resolve() / "new" / "deep" / "table"
     if found:  # Another process has created the table and has not synced it yet.
@@ -202,17 +201,10 @@ def test_a_new_table_is_on_the_disk_with_its_name_before_a_region_is_claimed(
             BaseTable.create(str(root), SCHEMA, ["id"], 2, [])
         synced.clear()
     before: list[set[Path]] = []
-    claim = core.wal.claim
-
-    def claiming(*arguments: Any, **more: Any) -> Any:
-        before.append(set(synced))
-        return claim(*arguments, **more)
-
-    monkeypatch.setattr(core.wal, "claim", claiming)
+    once(core.wal, "claim", lambda: before.append(set(synced)))
     memwal.open(str(root), schema=SCHEMA, key="id").close()
-    assert (
-        _paths_below(root, ("_versions", "_transactions")) - {root / "_versions/latest_version_hint.json"} <= before[0]
-    )
+    files = {path for part in ("_versions", "_transactions") for path in [root / part, *(root / part).glob("*")]}
+    assert files - {root / "_versions/latest_version_hint.json"} <= before[0]
     assert {root, root.parent, root.parent.parent, tmp_path.resolve()} <= before[0]
 
 
@@ -226,7 +218,7 @@ def test_the_first_object_makes_the_names_of_directories_durable_that_another_pr
 
 
 def test_the_newest_version_is_on_the_disk_before_older_ones_are_deleted(
-    open_small: Callable[..., Any], uri: str, made: Made, monkeypatch: pytest.MonkeyPatch
+    open_small: Callable[..., Any], uri: str, made: Made, monkeypatch: pytest.MonkeyPatch, once: Once
 ) -> None:
     """Otherwise a power cut that loses all newer versions, such as a burst of another program, leaves no version."""
     with open_small(regions=1) as table:
@@ -237,13 +229,7 @@ def test_the_newest_version_is_on_the_disk_before_older_ones_are_deleted(
         lance.dataset(uri).update_config({"another": str(n)})
     dataset, order = lance.dataset(uri), list[str]()
     monkeypatch.setattr(os, "fsync", lambda fd: order.append(Path(f"/proc/self/fd/{fd}").readlink().name))
-    deletes = lance.LanceDataset.cleanup_old_versions
-
-    def deleting(*args: Any, **more: Any) -> Any:
-        order.append("deleted")
-        return deletes(*args, **more)
-
-    monkeypatch.setattr(lance.LanceDataset, "cleanup_old_versions", deleting)
+    once(lance.LanceDataset, "cleanup_old_versions", lambda: order.append("deleted"))
     rules = VersionRules(age_min=1e-6, hourly=0, daily=0, newest=1)
     assert clean_up(LocalStore(uri), dataset, rules, time.time()) > 0
     newest = f"{2**64 - 1 - dataset.version}.manifest"

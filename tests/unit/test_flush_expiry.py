@@ -26,10 +26,10 @@ from memwal.ingest.engine.table.maintenance import BaseUpkeep
 from memwal.ingest.settings.load import load
 from memwal.wal import LocalStore
 from tests.clean import assert_clean, assert_collected
-from tests.failure_matrix import Killed, killed
 from tests.messages import raises
 from tests.opened import open_table
 from tests.support.clock import FakeClock
+from tests.support.interpose import Once, killed_at
 
 HOUR = timedelta(hours=1)
 SCHEMA = pa.schema(
@@ -53,6 +53,7 @@ class Aged:
         table = {"uri": self.uri, "ttl": "10h", "ttl_column": "t", "indexes": indexes or {}, **key}
         quiet = {"commit": {"interval": "0s"}, "gc": {"interval": "0s"}}
         loaded = load({"table": table, "regions": {"count": 1}, **quiet}, {}, {})
+        self.store = LocalStore(self.uri)
         self.table = open_table(loaded, {}, SCHEMA, clock=self.clock)
         self.table.upkeep.maintain = lambda: None  # type: ignore[method-assign]  # only the tests delete rows
         self.expired = ExpiredRows()
@@ -70,10 +71,19 @@ class Aged:
         self.table.commit()
 
     def collect(self, by: ExpiredRows | None = None) -> int:
-        base = BaseTable.open(self.uri)
-        expiry = base.expiry(self.clock.now() - GRACE)
-        assert expiry is not None
-        return (by or self.expired).collect(lance.dataset(self.uri), expiry, {})
+        return (by or self.expired).collect(lance.dataset(self.uri), self.expiry(), {})
+
+    def expiry(self) -> Expiry:
+        found = BaseTable.open(self.uri).expiry(self.clock.now() - GRACE)
+        assert found is not None
+        return found
+
+    def expect_clean(self, *, collected: bool = False) -> None:
+        """Close the table; assert that nothing is wrong with it and, once all is committed, that nothing is left."""
+        self.table.close()
+        assert_clean(self.store, self.uri)
+        if collected:
+            assert_collected(self.store, self.uri)
 
     def ids(self) -> list[int]:
         return sorted(lance.dataset(self.uri).to_table(columns=["id"])["id"].to_pylist())
@@ -104,9 +114,7 @@ def test_rows_go_a_grace_after_they_expired_and_no_others(tmp_path: Path, keyed:
     assert aged.ids() == [6]
     aged.put({8: 1, 6: None})
     assert aged.ids() == ([6, 8] if keyed else [6, 6, 8])
-    aged.table.close()
-    assert_clean(LocalStore(aged.uri), aged.uri)
-    assert_collected(LocalStore(aged.uri), aged.uri)
+    aged.expect_clean(collected=True)
 
 
 @contextmanager
@@ -181,8 +189,7 @@ def test_indexes_find_what_is_left(tmp_path: Path) -> None:
     assert set(aged.table.search("v", [0.5] * 4, 500, **level)["id"].to_pylist()) == left
     aged.put({1000: 0, 5: 1})
     assert aged.table.match("body", "word1", 500, **level).num_rows == len(words) + 1
-    aged.table.close()
-    assert_clean(LocalStore(aged.uri), aged.uri)
+    aged.expect_clean()
 
 
 # ---- another writer --------------------------------------------------------------------------------------------------
@@ -195,17 +202,16 @@ def merged_by_another(aged: Aged, id: int) -> Callable[[], None]:
     return lambda: merge.conflict_retries(0).execute(row) and None
 
 
-def test_a_row_that_another_writer_changes_meanwhile_stays(aged: Aged) -> None:
+def test_a_row_that_another_writer_changes_meanwhile_stays(aged: Aged, once: Once) -> None:
     aged.put({1: 20, 2: 5})
-    real = lance.LanceDataset.commit
 
-    def overtaken(*args: Any, **options: Any) -> Any:
+    def overtaken() -> None:
         dataset = lance.dataset(aged.uri)
         row = dataset.to_table(filter="id = 1").set_column(1, SCHEMA.field("t"), pa.array([aged.now], SCHEMA[1].type))
         dataset.merge_insert("id").when_matched_update_all().use_index(False).execute(row)
-        return real(*args, **options)
 
-    with mock.patch.object(lance.LanceDataset, "commit", overtaken), raises(OSError):
+    once(lance.LanceDataset, "commit", overtaken)
+    with raises(OSError):
         aged.collect()
     assert aged.ids() == [1, 2]
     assert aged.collect() == 0
@@ -222,10 +228,10 @@ def test_a_merge_that_was_planned_before_brings_no_row_back_or_fails(aged: Aged,
     else:
         merge()
     assert aged.ids() == [2]
-    assert_clean(LocalStore(aged.uri), aged.uri)
+    assert_clean(aged.store, aged.uri)
 
 
-def test_a_commit_that_meets_a_collection_counts_and_ends_right(aged: Aged) -> None:
+def test_a_commit_that_meets_a_collection_counts_and_ends_right(aged: Aged, once: Once) -> None:
     aged.put({1: 20, 2: 5, 3: 20})
     vectors = [[0.0] * 4] * 3
     rows = {"id": [1, 2, 4], "t": [aged.now] * 3, "body": ["new"] * 3, "v": vectors}
@@ -233,25 +239,19 @@ def test_a_commit_that_meets_a_collection_counts_and_ends_right(aged: Aged) -> N
     aged.table.delete([3])
     aged.table.flush()
 
-    def overtaken(*args: Any, **options: Any) -> Any:
-        if overtaking:
-            overtaking.pop()
-            assert aged.collect() == 1
-        return upserts(*args, **options)
-
-    overtaking, upserts = [1], rounds.upsert_pass
-    with mock.patch.object(rounds, "upsert_pass", overtaken):
-        report = aged.table.commit()
+    collected: list[int] = []
+    once(rounds, "upsert_pass", lambda: collected.append(aged.collect()))
+    report = aged.table.commit()
     assert aged.ids() == [1, 2, 4]
-    assert not overtaking
+    assert collected == [1]
     assert report.regions
-    assert_clean(LocalStore(aged.uri), aged.uri)
+    assert_clean(aged.store, aged.uri)
 
 
 def test_a_collection_counts_as_no_write_of_another_program(aged: Aged) -> None:
     aged.put({1: 20, 2: 5})
     aged.collect()
-    assert not look_back(LocalStore(aged.uri), BaseTable.open(aged.uri)).possible
+    assert not look_back(aged.store, BaseTable.open(aged.uri)).possible
 
 
 # ---- crashes ---------------------------------------------------------------------------------------------------------
@@ -272,16 +272,16 @@ def test_killed_at_any_call_it_leaves_a_clean_table_crash(tmp_path: Path, owner:
     aged = Aged(tmp_path)
     aged.put({1: 20, 2: 5})
     aged.put({3: 20, 4: None})
-    with mock.patch.object(owner, name, killed(getattr(owner, name), after=after)), pytest.raises(Killed):
+    with killed_at(owner, name, after=after):
         aged.collect()
     done = name == "checkout_latest" or (name == "commit" and after)
     assert aged.ids() == ([2, 4] if done else [1, 2, 3, 4])
     assert sorted(aged.table.get([1, 2, 3, 4])["id"].to_pylist()) == [2, 4]
     aged.table.close()
-    assert_clean(LocalStore(aged.uri), aged.uri)
+    assert_clean(aged.store, aged.uri)
     assert aged.collect(ExpiredRows()) == (0 if done else 2)
     assert aged.ids() == [2, 4]
-    assert_collected(LocalStore(aged.uri), aged.uri)
+    assert_collected(aged.store, aged.uri)
 
 
 # ---- by a process that commits ---------------------------------------------------------------------------------------
@@ -311,47 +311,38 @@ def test_upkeep_collects_at_its_interval_by_the_tables_present_ttl(
 def test_nothing_is_deleted_by_a_ttl_that_changes_while_rows_are_looked_at(aged: Aged) -> None:
     aged.put({1: 20, 2: 5})
     base = BaseTable.open(aged.uri)
-    expiry, asked = base.expiry(aged.clock.now() - GRACE), list[bool]()
-    assert expiry is not None
+    asked: list[bool] = []
 
     def still() -> bool:
         set_ttl(base, None, aged.clock)
         asked.append(base.latest().ttl == base.ttl)
         return asked[-1]
 
-    assert aged.expired.collect(lance.dataset(aged.uri), expiry, {}, still) == 0
+    assert aged.expired.collect(lance.dataset(aged.uri), aged.expiry(), {}, still) == 0
     assert (asked, aged.ids()) == ([False], [1, 2])
 
 
 @pytest.mark.parametrize("ttl", [None, Ttl("t", 25 * 3600.0)], ids=["none", "longer"])
 @pytest.mark.parametrize("indexed", [False, True])
 def test_nothing_is_deleted_by_a_ttl_that_changes_just_before_the_deletion(
-    tmp_path: Path, indexed: bool, ttl: Ttl | None
+    tmp_path: Path, indexed: bool, ttl: Ttl | None, once: Once
 ) -> None:
     """The process that deletes may be suspended before the commit of the deletion. The change of the ttl must be a
     conflict then, although Lance sees none in a change of the ttl alone."""
     aged = Aged(tmp_path, indexes=INDEXES if indexed else None)
     aged.put({1: 20, 2: 5})
-    base, commit = BaseTable.open(aged.uri), lance.LanceDataset.commit
-    expiry = base.expiry(aged.clock.now() - GRACE)
-    assert expiry is not None
-    with mock.patch.object(lance.LanceDataset, "commit") as committing:
-
-        def changed_before(*given: Any, **more: Any) -> Any:
-            committing.side_effect = commit
-            assert set_ttl(base, ttl, aged.clock).ttl == ttl
-            return commit(*given, **more)
-
-        committing.side_effect = changed_before
-        with raises(OSError):
-            aged.expired.collect(lance.dataset(aged.uri), expiry, {})
+    base, expiry, changed = BaseTable.open(aged.uri), aged.expiry(), list[Ttl | None]()
+    once(lance.LanceDataset, "commit", lambda: changed.append(set_ttl(base, ttl, aged.clock).ttl))
+    with raises(OSError):
+        aged.expired.collect(lance.dataset(aged.uri), expiry, {})
+    assert changed == [ttl]
     assert aged.ids() == [1, 2]
     assert [each.name for each in lance.dataset(aged.uri).describe_indices()] == [
         each.name for each in base.dataset.describe_indices()
     ]
     aged.put({3: 1})
     assert aged.ids() == [1, 2, 3]
-    assert_clean(LocalStore(aged.uri), aged.uri)
+    assert_clean(aged.store, aged.uri)
 
 
 def test_it_waits_while_a_load_asks_for_it_and_asks_only_when_it_is_due(aged: Aged) -> None:

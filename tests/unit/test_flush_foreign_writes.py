@@ -20,39 +20,29 @@ from memwal.flush.commits.report import CommitTotals
 from memwal.wal import bucket_region
 from tests.commit_world import World, crash
 from tests.messages import raises
+from tests.support.interpose import Once, killed_at
 
 BLIND = [pa.int8(), pa.uint16()]
 """Key types whose concurrent inserts of one key Lance accepts without a conflict, as it does for bool and for all other
 types of 8 and 16 bits."""
 
 
-def after_looking(monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any]) -> None:
-    """Run `act` once, after a commit has searched for writes of other programs and before it writes."""
-    left = [act]
-
-    def looked(*args: Any) -> Any:
-        seen = look_back(*args)
-        if left:
-            left.pop()()
-        return seen
-
-    monkeypatch.setattr(rounds, "look_back", looked)
+def grown(path: Path, key_type: pa.DataType | None = None) -> World:
+    """Return a table with 20 committed rows."""
+    world = World(str(path / "table"), key_type=key_type)
+    world.put(range(20), 1)
+    world.commit()
+    return world
 
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
-    made = World(str(tmp_path / "table"))
-    made.put(range(20), 1)
-    made.commit()
-    return made
+    return grown(tmp_path)
 
 
 @pytest.fixture(params=BLIND, ids=str)
 def blind(request: pytest.FixtureRequest, tmp_path: Path) -> World:
-    made = World(str(tmp_path / "table"), key_type=request.param)
-    made.put(range(20), 1)
-    made.commit()
-    return made
+    return grown(tmp_path, request.param)
 
 
 def index(uri: str) -> None:
@@ -76,7 +66,7 @@ STRANGERS: dict[str, Callable[[World], Any]] = {
 
 
 @pytest.mark.parametrize("stranger", STRANGERS)
-def test_a_commit_meets_every_kind_of_stranger(world: World, monkeypatch: pytest.MonkeyPatch, stranger: str) -> None:
+def test_a_commit_meets_every_kind_of_stranger(world: World, once: Once, stranger: str) -> None:
     """The result is the same as if the other program had written just before the commit: the commit's rows win, and
     the other program's rows for other keys remain."""
     world.put(range(20, 30), 0)  # another fragment, for the compaction
@@ -84,9 +74,8 @@ def test_a_commit_meets_every_kind_of_stranger(world: World, monkeypatch: pytest
     world.commit()
     world.put(range(5, 30), 2)
     world.delete([15, 16])
-    with monkeypatch.context() as meeting:
-        after_looking(meeting, lambda: STRANGERS[stranger](world))
-        world.commit()
+    once(rounds, "look_back", lambda: STRANGERS[stranger](world), after=True)
+    world.commit()
     if stranger in ("append", "merge"):
         world.oracle[100] = 5
     if stranger == "delete":
@@ -126,9 +115,9 @@ def test_the_types_that_lance_tells_apart(tmp_path: Path, keys: pa.Array) -> Non
             assert lance.dataset(uri).count_rows() == 2
 
 
-def test_a_key_that_two_merges_insert_at_once_stands_once(blind: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_that_two_merges_insert_at_once_stands_once(blind: World, once: Once) -> None:
     blind.put(range(15, 30), 2)
-    after_looking(monkeypatch, lambda: blind.stranger_merge(25, 5))
+    once(rounds, "look_back", lambda: blind.stranger_merge(25, 5), after=True)
     report = blind.commit()
     assert blind.found() == blind.oracle
     assert (report.rows_repaired, report.rows_inserted, report.rows_updated) == (1, 10, 5)
@@ -136,23 +125,19 @@ def test_a_key_that_two_merges_insert_at_once_stands_once(blind: World, monkeypa
     assert blind.commit().versions == 0
 
 
-def test_a_bool_key_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bool_key_too(tmp_path: Path, once: Once) -> None:
     world = World(str(tmp_path / "table"), key_type=pa.bool_())
     world.put([True], 2)
-    after_looking(monkeypatch, lambda: world.stranger_merge(True, 5))
+    once(rounds, "look_back", lambda: world.stranger_merge(True, 5), after=True)
     assert world.commit().rows_repaired == 1
     assert world.found() == world.oracle
 
 
-def test_a_crash_before_the_second_look_is_made_good_by_the_next_commit(
-    blind: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_crash_before_the_second_look_is_made_good_by_the_next_commit(blind: World, once: Once) -> None:
     blind.put(range(15, 30), 2)
-    with monkeypatch.context() as crashing:
-        after_looking(crashing, lambda: blind.stranger_merge(25, 5))
-        crashing.setattr(CommitTotals, "committed", crash)
-        with pytest.raises(KeyboardInterrupt):
-            blind.commit()
+    once(rounds, "look_back", lambda: blind.stranger_merge(25, 5), after=True)
+    with killed_at(CommitTotals, "committed"):
+        blind.commit()
     assert sorted(lance.dataset(blind.uri).to_table(filter="id = 25").column("n").to_pylist()) == [2, 5]
     blind.put([1], 3)
     assert blind.commit().rows_repaired == 1
@@ -254,9 +239,7 @@ def test_a_commit_that_does_not_meet_the_rows_it_read_is_reported(
 
 
 @pytest.mark.parametrize("rows", [1, 2], ids=["fragments of the version read", "versions of strangers"])
-def test_what_was_to_be_read_is_compacted_and_cleaned_up_meanwhile(
-    world: World, rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_to_be_read_is_compacted_and_cleaned_up_meanwhile(world: World, rows: int, once: Once) -> None:
     """The missing versions do not count as damage: the commit starts again at the newest version."""
     for id in range(100, 100 + rows):
         world.stranger_row(id, 5)
@@ -268,6 +251,6 @@ def test_what_was_to_be_read_is_compacted_and_cleaned_up_meanwhile(
         dataset.cleanup_old_versions(older_than=timedelta(0))
 
     world.put([1, 30], 6)
-    after_looking(monkeypatch, tidy)
+    once(rounds, "look_back", tidy, after=True)
     world.commit()
     assert world.found() == world.oracle

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
 
-from memwal.flush import BaseNeeds, BaseTable, SstCollector, SstGarbage, base_needs
+from memwal.flush import BaseNeeds, SstCollector, SstGarbage
 from memwal.wal import LocalStore, ManifestStore, ObjectStore, RegionManifest, SsTable
 from memwal.wal.layout import bucket_region, manifest_prefix, region_prefix, sst_key
-from tests import commit_world
-from tests.clean import assert_clean, assert_collected
+from tests.failure_matrix import Killed
 from tests.support.clock import FakeClock, SeededIds
-from tests.support.memory_store import MemoryStore
+from tests.support.scripted_store import ScriptedStore
 
 REGION = bucket_region(0)
 AGE = 600.0
@@ -34,9 +33,9 @@ FILES = (
 class World:
     """A region, its clock, and the progress of the base table."""
 
-    def __init__(self) -> None:
+    def __init__(self, store: ObjectStore | None = None) -> None:
         self.clock = FakeClock()
-        self.store: ObjectStore = MemoryStore(self.clock.now)
+        self.store: Any = store or ScriptedStore(self.clock.now)
         self.manifests = ManifestStore(self.store, REGION, ids=SeededIds(3), clock=self.clock)
         self.manifests.create(None, RegionManifest(version=1, writer_epoch=1, region_id=REGION))
         self.committed = 0
@@ -81,8 +80,8 @@ class World:
         self.manifests.create(current, proposed)
         return proposed.writer_epoch
 
-    def collector(self, store: ObjectStore | None = None) -> SstCollector:
-        return SstCollector(store or self.store, REGION, self.clock, workers=1)
+    def collector(self) -> SstCollector:
+        return SstCollector(self.store, REGION, self.clock, workers=1)
 
     def collect(self, *, dry_run: bool = False, collector: SstCollector | None = None) -> SstGarbage:
         collector = collector or self.collector()
@@ -271,11 +270,11 @@ def test_a_publication_and_a_commit_in_the_middle_of_a_look_are_seen_whole(world
     """A publication and a commit happen before each of the collector's calls in turn. The collector never takes the
     published SST for an abandoned one."""
     world.flush(1)
-    acting = _Acting(world.store, moment, lambda: (world.publish(second), world.commit(1)))
     second = world.write(2, 2)
     world.clock.advance(AGE)
-    collector = world.collector(acting)
-    report = collector.collect(collector.list_region(), world.needs, AGE)
+    collector, needs = world.collector(), world.needs
+    world.store.run_at(moment, lambda: (world.publish(second), world.commit(1)))
+    report = collector.collect(collector.list_region(), needs, AGE)
     assert second in world.names()
     assert report.abandoned == 0
     assert world.collect().listed == 1
@@ -285,14 +284,8 @@ def test_a_directory_is_a_whole_dataset_of_its_newest_version_or_none(world: Wor
     name = world.write(7, 1)
     world.flush(1)
     world.clock.advance(AGE)
-    gone: list[str] = []
-
-    class Watched(_Acting):
-        def delete(self, key: str) -> None:
-            gone.append(key.removeprefix(sst_key(REGION, name) + "/"))
-            self.inner.delete(key)
-
-    world.collect(collector=world.collector(Watched(world.store)))
+    world.collect()
+    gone = [key.removeprefix(sst_key(REGION, name) + "/") for key in world.store.keys("delete")]
     assert gone[:3] == [FILES[0], FILES[1], FILES[2]]
     assert sorted(gone) == sorted(FILES)
 
@@ -303,42 +296,11 @@ def test_older_names_of_versions_are_deleted_from_the_oldest_too(world: World) -
         world.store.put_if_absent(sst_key(REGION, name, f"_versions/{version}.manifest"), b"")
     world.flush(1)
     world.clock.advance(AGE)
-    gone: list[str] = []
-
-    class Watched(_Acting):
-        def delete(self, key: str) -> None:
-            gone.append(key.rpartition("/")[2])
-            self.inner.delete(key)
-
-    world.collect(collector=world.collector(Watched(world.store)))
-    assert gone == ["2.manifest", "9.manifest", "10.manifest"]
+    world.collect()
+    assert [key.rpartition("/")[2] for key in world.store.keys("delete")] == ["2.manifest", "9.manifest", "10.manifest"]
 
 
 # ---- crashes and company ---------------------------------------------------------------------------------------------
-
-
-class _Crash(Exception):
-    pass
-
-
-class _Acting:
-    """A store that runs `act` before its n-th call."""
-
-    def __init__(self, inner: ObjectStore, at: int = 0, act: Callable[[], object] = lambda: None) -> None:
-        self.inner, self.at, self.act, self.calls = inner, at, act, 0
-        self.storage_options: dict[str, str] = {}
-
-    def __getattr__(self, name: str) -> Callable[..., object]:
-        def call(*arguments: object) -> object:
-            self.calls += 1
-            if self.calls == self.at:
-                self.act()
-            return getattr(self.inner, name)(*arguments)
-
-        return call
-
-    def delete(self, key: str) -> None:
-        self.__getattr__("delete")(key)
 
 
 def prepared() -> World:
@@ -353,85 +315,43 @@ def prepared() -> World:
     return world
 
 
-def test_a_crash_at_any_call_leaves_what_the_next_collection_deletes() -> None:
-    def crash() -> None:
-        raise _Crash
-
-    counted = _Acting(prepared().store)
+def calls_of_a_collection() -> tuple[int, list[str]]:
+    """Return the number of calls of a collection, and the keys that it leaves."""
     world = prepared()
-    counted = _Acting(world.store)
-    world.collect(collector=world.collector(counted))
-    expected = sorted(world.store.list(""))
-    assert counted.calls > 15
-    for at in range(1, counted.calls + 1):
+    world.store.calls.clear()
+    world.collect()
+    return len(world.store.calls), sorted(world.store.list(""))
+
+
+def test_a_crash_at_any_call_leaves_what_the_next_collection_deletes() -> None:
+    """`integration/test_failure_matrix` does the same with a table on each store."""
+
+    def crash() -> None:
+        raise Killed
+
+    calls, expected = calls_of_a_collection()
+    assert calls > 15
+    for at in range(1, calls + 1):
         world = prepared()
-        with pytest.raises(_Crash):
-            world.collect(collector=world.collector(_Acting(world.store, at, crash)))
+        world.store.run_at(at, crash)
+        with pytest.raises(Killed):
+            world.collect()
         world.collect()
         assert sorted(world.store.list("")) == expected, f"after a crash at call {at}"
         assert world.collect() == SstGarbage(REGION, listed=1, unpublished=1)
 
 
-def test_a_table_is_clean_after_a_crash_at_any_call_of_a_collection(tmp_path: Path) -> None:
-    """A real table: generation 1 is committed, 2 is published, and crashed flushes of 2 and 3 have left directories."""
-    world = commit_world.World(str(tmp_path / "table"), buckets=1)
-    world.put(range(20), 1)
-    world.commit()
-    world.put(range(15, 25), 2)
-    region = Path(world.uri, region_prefix(REGION))
-    (published,) = (sst.path for manifest in world.latest() for sst in manifest.ssts)
-    for left in ("00000001_gen_2", "00000002_gen_3"):
-        shutil.copytree(region / published, region / left)
-
-    def collect(uri: str, store: ObjectStore) -> SstGarbage:
-        clock = FakeClock(start=1e10)
-        collector = SstCollector(store, REGION, clock, workers=1)
-        listing = collector.list_region()
-        return collector.collect(listing, base_needs(store, BaseTable.open(uri), clock.now()), 0.0)
-
-    def crash() -> None:
-        raise _Crash
-
-    counted, uri = _Acting(world.store), str(tmp_path / "counted")
-    shutil.copytree(world.uri, uri)
-    counted.inner = LocalStore(uri)
-    expected = collect(uri, counted)
-    assert (expected.committed, expected.abandoned, expected.unpublished, expected.listed) == (1, 1, 1, 1)
-    for at in range(1, counted.calls + 1):
-        uri = str(tmp_path / f"crash at {at}")
-        shutil.copytree(world.uri, uri)
-        with pytest.raises(_Crash):
-            collect(uri, _Acting(LocalStore(uri), at, crash))
-        assert_clean(LocalStore(uri), uri)
-        again = collect(uri, LocalStore(uri))
-        assert (again.unpublished, again.listed, again.unaccounted) == (1, 1, 0)
-        assert {published, "00000002_gen_3"} == set(SstCollector(LocalStore(uri), REGION, FakeClock()).names())
-        assert_clean(LocalStore(uri), uri)
-        shutil.rmtree(uri)
-    world.put([30], 3)  # generation 3, published under another name
-    world.commit()
-    assert_collected(world.store, world.uri)
-    assert world.found() == world.oracle
-
-
 def test_another_collector_at_any_call_does_no_harm() -> None:
-    world = prepared()
-    counted = _Acting(world.store)
-    world.collect(collector=world.collector(counted))
-    expected = sorted(world.store.list(""))
-    for at in range(1, counted.calls + 1):
+    calls, expected = calls_of_a_collection()
+    for at in range(1, calls + 1):
         world = prepared()
-        beside = world.collect
-        collector = world.collector(_Acting(world.store, at, beside))
-        collector.collect(collector.list_region(), world.needs, AGE)
+        world.store.run_at(at, world.collect)
+        world.collect()
         assert sorted(world.store.list("")) == expected, f"the other one at call {at}"
 
 
 def test_on_a_local_disk_what_a_killed_put_left_goes_with_its_directory(tmp_path: Path) -> None:
-    world = World()
-    world.store = LocalStore(tmp_path)
-    world.manifests = ManifestStore(world.store, REGION, ids=SeededIds(3), clock=world.clock)
-    world.manifests.create(None, RegionManifest(version=1, writer_epoch=1, region_id=REGION))
+    world = World(LocalStore(tmp_path))
     kept, gone = world.write(8, 2), world.write(7, 1)
     for name in (kept, gone):
         (tmp_path / sst_key(REGION, name, ".memwal-put-7-1")).write_bytes(b"half")
@@ -443,10 +363,7 @@ def test_on_a_local_disk_what_a_killed_put_left_goes_with_its_directory(tmp_path
 
 
 def test_on_a_local_disk_no_empty_directories_stay(tmp_path: Path) -> None:
-    world = World()
-    world.store = LocalStore(tmp_path)
-    world.manifests = ManifestStore(world.store, REGION, ids=SeededIds(3), clock=world.clock)
-    world.manifests.create(None, RegionManifest(version=1, writer_epoch=1, region_id=REGION))
+    world = World(LocalStore(tmp_path))
     world.flush(1)
     world.commit(1)
     emptied = tmp_path / sst_key(REGION, "0000000a_gen_1") / "data"

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-import shutil
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -31,10 +28,10 @@ from memwal.wal.layout import UNSHARDED_REGION
 from tests.append_world import AppendWorld
 from tests.clean import assert_clean
 from tests.commit_world import World
-from tests.failure_matrix import FAULTS, WRITES, Call, FaultyStore, Killed, killed
 from tests.load_world import begun, keyed, load_appended, load_keyed, rows_of, settled
 from tests.messages import raises
 from tests.support.clock import FakeClock
+from tests.support.interpose import Once, in_threads, killed_at, run_once
 
 
 @pytest.fixture(params=["int64", "int16"])
@@ -46,26 +43,6 @@ def world(tmp_path: Path, request: pytest.FixtureRequest) -> World:
 @pytest.fixture
 def appends(tmp_path: Path) -> AppendWorld:
     return AppendWorld(str(tmp_path / "appended"))
-
-
-def copied(world: World, to: Path) -> World:
-    other = copy.copy(world)
-    other.uri, other.oracle = str(to / "table"), dict(world.oracle)
-    shutil.copytree(world.uri, other.uri)
-    other.store = LocalStore(other.uri)
-    return other
-
-
-def once_before(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, act: Callable[[], Any]) -> None:
-    """Run `act` once before `owner.name`: after the load has read the base, before it writes."""
-    call, left = getattr(owner, name), [act]
-
-    def acting(*given: Any, **more: Any) -> Any:
-        if left:
-            left.pop()()
-        return call(*given, **more)
-
-    monkeypatch.setattr(owner, name, acting)
 
 
 # ---- ids -----------------------------------------------------------------------------------------------------------
@@ -211,21 +188,8 @@ def loaded_after_a_crash(world: World) -> LoadReport:
 
 
 def test_killed_at_any_call_of_the_store(prepared: World, tmp_path: Path) -> None:
-    clean = copied(prepared, tmp_path / "clean")
-    clean.store = store = FaultyStore(clean.store, FakeClock())
-    load_keyed(clean, range(10, 30), 2)
-    calls = list(dict.fromkeys(store.calls))
-    assert Call("put", f"_mem_wal/loads/{load_id('t')}.json", 1) in calls
-    for number, call in enumerate(calls):
-        for fault in ("killed before", "killed after") if call.method in WRITES else ("killed before",):
-            world = copied(prepared, tmp_path / f"{number} {fault}")
-            inner, world.store = world.store, FaultyStore(world.store, FakeClock())
-            world.store.arm(FAULTS[fault], call)
-            with pytest.raises(Killed):
-                load_keyed(world, range(10, 30), 2)
-            world.store = inner
-            loaded_after_a_crash(world)
-            shutil.rmtree(tmp_path / f"{number} {fault}")
+    for world in prepared.killed_at_each_call(tmp_path, lambda world: load_keyed(world, range(10, 30), 2)):
+        loaded_after_a_crash(world)
 
 
 LANCES = (
@@ -239,15 +203,11 @@ LANCES = (
 
 
 @pytest.mark.parametrize(("owner", "name", "after"), LANCES, ids=[f"{name} {after}" for _, name, after in LANCES])
-def test_killed_at_any_call_of_lance(
-    prepared: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, after: bool
-) -> None:
-    world = copied(prepared, tmp_path)
+def test_killed_at_any_call_of_lance(prepared: World, tmp_path: Path, owner: Any, name: str, after: bool) -> None:
+    world = prepared.copied(tmp_path)
     world.put([2], 3)
-    with monkeypatch.context() as killing:
-        killing.setattr(owner, name, killed(getattr(owner, name), after=after))
-        with pytest.raises(Killed):
-            load_keyed(world, range(10, 30), 2)
+    with killed_at(owner, name, after=after):
+        load_keyed(world, range(10, 30), 2)
     world.commit()
     report = loaded_after_a_crash(world)
     assert report.already == ((name, after) not in {("note_token", False), ("upsert_pass", False)})
@@ -255,14 +215,12 @@ def test_killed_at_any_call_of_lance(
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("name", ["write", "append", "mark"])
-def test_killed_without_a_key(appends: AppendWorld, monkeypatch: pytest.MonkeyPatch, name: str, after: bool) -> None:
+def test_killed_without_a_key(appends: AppendWorld, name: str, after: bool) -> None:
     appends.put([1, 2])
     appends.commit()
     owner: Any = committer if name == "mark" else AppendedRows
-    with monkeypatch.context() as killing:
-        killing.setattr(owner, name, killed(getattr(owner, name), after=after))
-        with pytest.raises(Killed):
-            load_appended(appends, [5, 5, 6])
+    with killed_at(owner, name, after=after):
+        load_appended(appends, [5, 5, 6])
     appends.oracle.update([5, 5, 6])
     report = load_appended(appends, [5, 5, 6])
     assert report.already == (name == "mark" or (name, after) == ("append", True))
@@ -316,8 +274,7 @@ def test_loads_in_two_threads(world: World, appends: AppendWorld, tokens: tuple[
         attempt = begun(table, token)
         return loading.load(table.uri, {}, table.store, rows, token, attempt, clock=SystemClock(), retries=100)
 
-    with ThreadPoolExecutor(2) as pool:
-        reports = list(pool.map(one, range(2)))
+    reports = in_threads(lambda: one(0), lambda: one(1))
     both = tokens[0] != tokens[1]
     assert sorted(report.already for report in reports) == ([False, False] if both else [False, True])
     if has_key:
@@ -329,22 +286,22 @@ def test_loads_in_two_threads(world: World, appends: AppendWorld, tokens: tuple[
         settled(appends)
 
 
-def test_a_commit_of_the_same_keys_comes_in_between(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_of_the_same_keys_comes_in_between(world: World, once: Once) -> None:
     """The load and a commit insert the keys 3 and 4, and neither has seen the other: no key is doubled."""
 
     def commit() -> None:
         world.put(range(1, 5), 1)
         world.commit()
 
-    once_before(monkeypatch, loading, "upsert_pass", commit)
+    once(loading, "upsert_pass", commit)
     report = load_keyed(world, range(3, 9), 2)
     assert report.rows_repaired == (2 if world.key_type == pa.int16() else 0)
     settled(world)
 
 
-def test_a_load_of_the_same_keys_comes_in_between_a_commit(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_load_of_the_same_keys_comes_in_between_a_commit(world: World, once: Once) -> None:
     world.put(range(1, 5), 1)
-    once_before(monkeypatch, rounds, "upsert_pass", lambda: load_keyed(world, range(3, 9), 2))
+    once(rounds, "upsert_pass", lambda: load_keyed(world, range(3, 9), 2))
     world.commit()
     world.oracle |= {3: 1, 4: 1}  # not committed when the load landed
     settled(world)
@@ -362,15 +319,8 @@ def test_several_commits_come_in_between_and_the_load_crashes(
             world.commit()
 
     with monkeypatch.context() as killing:
-        once_before(killing, loading, "upsert_pass", commits)
-        landing = loading.upsert_pass
-
-        def killed_once_landed(*given: Any, **more: Any) -> Any:
-            landing(*given, **more)
-            raise Killed
-
-        killing.setattr(loading, "upsert_pass", killed_once_landed)
-        with pytest.raises(Killed):  # with an int64 key in the second attempt, because Lance refuses the first one
+        run_once(killing, loading, "upsert_pass", commits)
+        with killed_at(loading, "upsert_pass", after=True):  # for int64 in the second attempt: Lance refuses the first
             load_keyed(world, range(3, 9), 2)
     world.oracle |= dict.fromkeys(range(3, 9), 2)
     if mended_by == "a commit":
@@ -384,7 +334,7 @@ def test_several_commits_come_in_between_and_the_load_crashes(
 
 
 @pytest.mark.parametrize("name", ["append", "delete", "compact"])
-def test_another_program_comes_in_between(world: World, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_another_program_comes_in_between(world: World, once: Once, name: str) -> None:
     for begin in range(3):
         world.put(range(begin * 10, begin * 10 + 10), 1)
         world.commit()
@@ -393,7 +343,7 @@ def test_another_program_comes_in_between(world: World, monkeypatch: pytest.Monk
         "delete": lambda: lance.dataset(world.uri).delete("id = 5"),
         "compact": lance.dataset(world.uri).optimize.compact_files,
     }
-    once_before(monkeypatch, loading, "upsert_pass", acts[name])
+    once(loading, "upsert_pass", acts[name])
     world.oracle |= {500: 5} if name == "append" else {}
     load_keyed(world, range(4, 40), 2)
     settled(world)
@@ -432,7 +382,7 @@ def test_conflicts_without_an_end_are_reported(world: World, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("wal_format", ["lance", "arrow"])
-def test_a_resize_keeps_the_token(tmp_path: Path, wal_format: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resize_keeps_the_token(tmp_path: Path, wal_format: Any, once: Once) -> None:
     from tests.commit_world import SCHEMA
 
     uri = str(tmp_path / "table")
@@ -445,14 +395,7 @@ def test_a_resize_keeps_the_token(tmp_path: Path, wal_format: Any, monkeypatch: 
         return loading.load(uri, {}, store, rows_of(table, ["id"]), token, attempt, clock=FakeClock())
 
     one("before")
-    switch, left = lance.LanceDataset.commit, ["while"]
-
-    def switched(*given: Any, **more: Any) -> Any:
-        if left:
-            one(left.pop())
-        return switch(*given, **more)
-
-    monkeypatch.setattr(lance.LanceDataset, "commit", staticmethod(switched))
+    once(lance.LanceDataset, "commit", lambda: one("while"))
     flush.resize(uri, {}, store, 3, clock=SystemClock(), ids=SystemIds())
     assert one("before").already
     assert one("while").already
@@ -488,23 +431,23 @@ def test_every_version_keeps_the_markers(world: World) -> None:
 def test_without_the_marker_rows_would_double(appends: AppendWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted fault that the tests above must detect."""
     init = AppendedRows.__init__
-    with monkeypatch.context() as planted:
+    with monkeypatch.context() as planted, killed_at(AppendedRows, "append", after=True):
         planted.setattr(AppendedRows, "__init__", lambda self, base, _, source: init(self, base, {}, source))
-        planted.setattr(AppendedRows, "append", killed(AppendedRows.append, after=True))
-        with pytest.raises(Killed):
-            load_appended(appends, [1])
+        load_appended(appends, [1])
     load_appended(appends, [1])
     assert appends.found() != appends.oracle
 
 
-def test_without_the_look_back_a_key_would_stand_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_look_back_a_key_would_stand_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, once: Once
+) -> None:
     world = World(str(tmp_path / "table"), key_type=pa.int16())
 
     def commit() -> None:
         world.put([3], 1)
         world.commit()
 
-    once_before(monkeypatch, loading, "upsert_pass", commit)
+    once(loading, "upsert_pass", commit)
     monkeypatch.setattr(loading, "lance_detects_duplicates", lambda *_: True)
     load_keyed(world, [3], 2)
     with raises(AssertionError):
@@ -539,6 +482,13 @@ def newest(world: World | AppendWorld) -> BaseTable:
     return BaseTable.open(world.uri)
 
 
+def abandoned(world: World | AppendWorld, clock: FakeClock) -> load_notes.LoadAttempt:
+    """Begin an attempt, and let the time pass after which another process may end it."""
+    attempt = begun(world, clock=clock)
+    clock.sleep(load_notes.LASTS + 1)
+    return attempt
+
+
 def end_abandoned(world: World | AppendWorld, clock: FakeClock) -> list[load_notes.LoadAttempt]:
     return load_notes.end_abandoned(world.store, lambda: newest(world), clock)
 
@@ -563,17 +513,16 @@ def test_an_attempt_that_nobody_renews_is_ended_and_lands_no_more(world: World, 
 
 
 @pytest.mark.parametrize("first", ["the end", "the load"])
-def test_of_a_load_and_its_end_one_happens(world: World, monkeypatch: pytest.MonkeyPatch, first: str) -> None:
+def test_of_a_load_and_its_end_one_happens(world: World, once: Once, first: str) -> None:
     """Both the load and the end have read the base before the other one writes."""
     clock = FakeClock()
-    attempt = begun(world, clock=clock)
-    clock.sleep(load_notes.LASTS + 1)
+    attempt = abandoned(world, clock)
     if first == "the end":
-        once_before(monkeypatch, loading, "upsert_pass", lambda: end_abandoned(world, clock))
+        once(loading, "upsert_pass", lambda: end_abandoned(world, clock))
         with pytest.raises(LoadEnded):
             load_keyed(world, range(3), 1, attempt=attempt)
     else:
-        once_before(monkeypatch, load_notes, "mark", lambda: load_keyed(world, range(3), 1, attempt=attempt))
+        once(load_notes, "mark", lambda: load_keyed(world, range(3), 1, attempt=attempt))
         end_abandoned(world, clock)
     assert has_landed(newest(world).committed, load_id("t")) == (first == "the load")
     settled(world)
@@ -582,16 +531,14 @@ def test_of_a_load_and_its_end_one_happens(world: World, monkeypatch: pytest.Mon
 def test_an_end_ends_all_generations_up_to_that_of_a_note(world: World) -> None:
     """A restore undoes the end of an attempt, but the notes of later attempts stay."""
     clock, before = FakeClock(), world.version()
-    begun(world, clock=clock)
-    clock.sleep(load_notes.LASTS + 1)
+    abandoned(world, clock)
     end_abandoned(world, clock)
     second = begun(world, clock=clock)
     assert second.generation == 2
     lance.dataset(world.uri, version=before).restore()
     with pytest.raises(LoadEnded):
         load_keyed(world, [1], 1, attempt=second)
-    first = begun(world, clock=clock)
-    clock.sleep(load_notes.LASTS + 1)
+    first = abandoned(world, clock)
     assert end_abandoned(world, clock) == []
     for each in (first, second):
         with pytest.raises(LoadEnded):
@@ -616,8 +563,7 @@ def test_the_note_of_a_load_that_has_landed_says_nothing(world: World) -> None:
 
 def test_history_names_what_was_ended(world: World) -> None:
     clock = FakeClock()
-    attempt = begun(world, clock=clock)
-    clock.sleep(load_notes.LASTS + 1)
+    attempt = abandoned(world, clock)
     end_abandoned(world, clock)
     change = next(c for c in read_history(world.store).changes if c.state.version == world.version())
     assert [(action.kind, action.details) for action in change.actions or ()] == [

@@ -213,16 +213,6 @@ def test_one_whose_rows_are_deleted_by_now_is_merged_as_it_is(base: Base) -> Non
     assert base.segments()["vector_idx"] == 1
 
 
-def test_maintained_after_every_commit_it_stays_small_all_along(tmp_path: Path) -> None:
-    base = Base(str(tmp_path / "table"), INDEXES[:1])
-    for _ in range(40):
-        base.commit(10)
-        base.maintain()
-        assert len(base.fragments()) <= 16
-        assert max(base.segments().values()) <= 16
-    assert sum(base.fragments()) == base.dataset.count_rows() == 400
-
-
 def test_nothing_to_do_makes_no_version(base: Base) -> None:
     base.commit(300)
     for _ in range(5):
@@ -245,15 +235,6 @@ def test_deleted_rows_are_dropped_from_the_fragments_that_have_many(tmp_path: Pa
     assert sorted(found) == [id for id in alive if 100 <= id * 7 % 1000 <= 130]
 
 
-def test_large_fragments_are_left_as_they_are(tmp_path: Path) -> None:
-    base = Base(str(tmp_path / "table"), ())
-    base.commit(50)
-    for _ in range(10):
-        base.commit(5)
-    compact(base.dataset, CompactionLimits(rows_max=50))
-    assert sorted(base.fragments()) == [50, 50]
-
-
 def test_one_compaction_reads_no_more_than_its_bytes(tmp_path: Path) -> None:
     base = Base(str(tmp_path / "table"), ())
     for _ in range(20):
@@ -267,17 +248,6 @@ def test_one_compaction_reads_no_more_than_its_bytes(tmp_path: Path) -> None:
     assert all(8 <= removed <= 10 and added == 1 for removed, added in runs)
     assert len(runs) == 2
     assert base.dataset.to_table().sort_by("id") == rows
-
-
-def test_a_fragment_above_the_bytes_is_rewritten_alone_for_its_deleted_rows(tmp_path: Path) -> None:
-    base = Base(str(tmp_path / "table"), ())
-    for _ in range(12):
-        base.commit(50)
-    limits = CompactionLimits(bytes_max=1)
-    assert compact(base.dataset, limits) == (0, 0)
-    base.dataset.delete("id < 100 AND id % 2 = 0")
-    assert [compact(base.dataset, limits)[0] for _ in range(3)] == [1, 1, 0]
-    assert base.dataset.count_rows() == 550
 
 
 @given(

@@ -13,6 +13,7 @@ from memwal.flush.base.manifest import compacted_generations, set_up_generations
 from memwal.flush.commits import committer, rounds
 from memwal.flush.commits import plan as commit_plan
 from memwal.flush.commits.plan import parse_plan_key, plan_key, plan_prefix
+from memwal.flush.commits.report import CommitTotals
 from memwal.wal import Corrupt, LocalStore, StoreUnavailable, bucket_region
 from tests.commit_world import World
 from tests.messages import raises
@@ -197,15 +198,15 @@ def test_a_committer_that_slept_while_its_plan_was_collected_commits_nothing(
             return found
         return agree(store, plan, **options)
 
-    write = rounds.Rounds._write
+    commit = CommitTotals.committed
 
-    def once(running: Any, *arguments: Any) -> None:
-        write(running, *arguments)
+    def once(totals: Any, *arguments: Any) -> None:
+        commit(totals, *arguments)
         if slept:
             raise _Enough
 
     monkeypatch.setattr(rounds, "agree", sleepy)
-    monkeypatch.setattr(rounds.Rounds, "_write", once)
+    monkeypatch.setattr(CommitTotals, "committed", once)
     world.commit()
     assert agreed == [(1, 3)]  # the plan that must not be carried out
     assert world.found() == world.oracle

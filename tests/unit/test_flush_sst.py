@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lance
@@ -13,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from memwal.flush import SstFormat, SstInvalid, contains, read_sst, verify, write_sst
-from memwal.flush.sst.files import _Scan, sst_batches
+from memwal.flush.sst.files import sst_batches
 from memwal.memtable import MemTable, Snapshot, row_schema, tombstones, with_tombstone
 from memwal.wal import (
     Corrupt,
@@ -48,16 +49,14 @@ def store(tmp_path: Path) -> LocalStore:
     return LocalStore(str(tmp_path / "table"))
 
 
+def written(store: LocalStore, rows: Snapshot, field_ids: tuple[int, ...] | None = None, **given: Any) -> SsTable:
+    more = {"generation": 4, "ids": SeededIds(1)} | given
+    return write_sst(store, REGION, rows, SstFormat(["id"], "2.2", field_ids=field_ids), **more)
+
+
 @pytest.fixture
 def sst(store: LocalStore) -> SsTable:
-    return write_sst(
-        store,
-        REGION,
-        snapshot(),
-        SstFormat(["id"], "2.2"),
-        generation=4,
-        ids=SeededIds(1),
-    )
+    return written(store, snapshot())
 
 
 def directory(store: LocalStore, sst: SsTable) -> Path:
@@ -127,46 +126,49 @@ def failing_reads(monkeypatch: pytest.MonkeyPatch, failures: int, error: Excepti
     monkeypatch.setattr(SystemClock, "sleep", lambda *_: None)
 
 
-def both_ways(store: LocalStore, sst: SsTable) -> list[list[int]]:
-    """Return the ids of an SST's rows, read as a table and read as a stream. The stream omits tombstones."""
-    stream = sst_batches(store, REGION, sst, BASE, ROWS)
-    return [read_sst(store, REGION, sst)["id"].to_pylist(), [i for batch in stream for i in batch["id"].to_pylist()]]
+def streamed(store: LocalStore, sst: SsTable) -> list[int]:
+    """Return the ids of the rows of an SST, read as a stream. The stream omits tombstones."""
+    return [id for batch in sst_batches(store, REGION, sst, BASE, ROWS) for id in batch["id"].to_pylist()]
+
+
+def read(store: LocalStore, sst: SsTable) -> list[int]:
+    """Return the ids of the rows of an SST, read as a table."""
+    return read_sst(store, REGION, sst)["id"].to_pylist()
 
 
 @pytest.mark.parametrize("error", [ValueError("403 Forbidden"), OSError("error decoding response body")])
 def test_an_answer_that_passes_is_no_corruption(
     store: LocalStore, sst: SsTable, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    whole = both_ways(store, sst)
-    for failures in (1, 2, 3):
-        with monkeypatch.context() as patch:
-            failing_reads(patch, failures, error)
-            assert read_sst(store, REGION, sst)["id"].to_pylist() == whole[0]
-        with monkeypatch.context() as patch:
-            failing_reads(patch, failures, error)
-            stream = sst_batches(store, REGION, sst, BASE, ROWS)
-            assert [i for batch in stream for i in batch["id"].to_pylist()] == whole[1]
+    for way in (read, streamed):
+        whole = way(store, sst)
+        for failures in (1, 2, 3):
+            with monkeypatch.context() as patch:
+                failing_reads(patch, failures, error)
+                assert way(store, sst) == whole
 
 
 def test_a_stream_that_breaks_off_goes_on_where_it_was(
     store: LocalStore, sst: SsTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = both_ways(store, sst)[1]
-    monkeypatch.setattr("memwal.flush.sst.files._rows_at_once", lambda _: 2)
+    whole = streamed(store, sst)
+    real, offsets = lance.LanceDataset.scanner, list[int | None]()
+
+    def breaks_off(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield next(batches)
+        if len(offsets) < 6:
+            raise OSError("error decoding response body")
+        yield from batches
+
+    def scanner(dataset: lance.LanceDataset, **options: Any) -> Any:
+        offsets.append(options["offset"])
+        found = real(dataset, **options | {"batch_size": 2})
+        return SimpleNamespace(to_batches=lambda: breaks_off(found.to_batches()))
+
     monkeypatch.setattr(SystemClock, "sleep", lambda *_: None)
-    real, broken = _Scan._opened, list[int]()
-
-    def breaks_off(scan: _Scan) -> Iterator[pa.RecordBatch]:
-        for number, batch in enumerate(real(scan)):
-            if number == 1 and len(broken) < 8:
-                broken.append(scan._done)
-                raise OSError("error decoding response body")
-            yield batch
-
-    monkeypatch.setattr(_Scan, "_opened", breaks_off)
-    stream = sst_batches(store, REGION, sst, BASE, ROWS)
-    assert [i for batch in stream for i in batch["id"].to_pylist()] == whole
-    assert broken == [2, 4, 6, 8, 10]
+    monkeypatch.setattr(lance.LanceDataset, "scanner", scanner)
+    assert streamed(store, sst) == whole
+    assert offsets == [None, 2, 4, 6, 8, 10]
 
 
 @pytest.mark.parametrize("error", [StoreRefused("403"), StoreUnavailable("reset")])
@@ -179,10 +181,9 @@ def test_what_our_own_client_cannot_read_is_no_corruption(
         raise error
 
     monkeypatch.setattr(LocalStore, "get", get)
-    with pytest.raises(type(error)):
-        read_sst(store, REGION, sst)
-    with pytest.raises(type(error)):
-        list(sst_batches(store, REGION, sst, BASE, ROWS))
+    for way in (read, streamed):
+        with pytest.raises(type(error)):
+            way(store, sst)
 
 
 def test_an_sst_short_of_rows_is_corruption(store: LocalStore, sst: SsTable) -> None:
@@ -192,18 +193,8 @@ def test_an_sst_short_of_rows_is_corruption(store: LocalStore, sst: SsTable) -> 
 
 def test_two_writes_of_one_memtable_never_meet(store: LocalStore) -> None:
     ids = SeededIds(2)
-    made = [
-        write_sst(
-            store,
-            REGION,
-            snapshot(),
-            SstFormat(["id"], None),
-            generation=4,
-            ids=ids,
-        )
-        for _ in range(2)
-    ]
-    assert made[0].path != made[1].path
+    first, second = (written(store, snapshot(), ids=ids) for _ in range(2))
+    assert first.path != second.path
 
 
 def test_fields_get_the_ids_of_the_base_table(store: LocalStore) -> None:
@@ -216,14 +207,7 @@ def test_fields_get_the_ids_of_the_base_table(store: LocalStore) -> None:
     values = [{"id": 1, "both": {"x": 1, "y": "a"}, "name": "b"}, {"id": 2, "both": None, "name": None}]
     table.apply(with_tombstone(pa.Table.from_pylist(values, schema=base), rows))
     ids = (2, 7, 8, 9, 4, 10)
-    sst = write_sst(
-        store,
-        REGION,
-        table.snapshot(),
-        SstFormat(["id"], "2.2", field_ids=ids),
-        generation=1,
-        ids=SeededIds(1),
-    )
+    sst = written(store, table.snapshot(), ids, generation=1)
     dataset = lance.dataset(str(directory(store, sst)))
     fields = dataset.lance_schema.fields()
     assert [(f.name(), f.id(), [child.id() for child in f.children()]) for f in fields] == [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import threading
 from collections.abc import Callable
@@ -23,11 +22,11 @@ from memwal.memtable import IndexSpec, MemTable, row_schema, tombstones, with_to
 from memwal.wal import LocalStore, SsTable, bucket_region
 from tests.messages import raises
 from tests.support.clock import SeededIds
+from tests.support.golden import golden
 
 REGION, WIDTH = bucket_region(0), 64
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("vector", pa.list_(pa.float32(), WIDTH))])
 ROWS = row_schema(SCHEMA, ["id"])
-GOLDEN = Path(__file__).parents[1] / "golden" / "flush"
 
 
 def rows(ids: list[int], version: int = 0) -> pa.Table:
@@ -171,7 +170,6 @@ def _without_chance(name: str) -> str:
 
 @pytest.mark.parametrize("version", ["2.0", "2.1", "2.2"])
 def test_the_layout_of_an_sst_is_as_kept(tmp_path: Path, version: str) -> None:
-    """Rewrite the golden files with MEMWAL_REWRITE_GOLDEN=1, and read the difference before you commit it."""
     schema = pa.schema([*SCHEMA, pa.field("body", pa.string()), pa.field("n", pa.int64())])
     specs = (IndexSpec("vector", "ivf_pq", {"num_partitions": 2}), IndexSpec("body", "fts"), IndexSpec("n", "btree"))
     base = memwal.flush.BaseTable.create(str(tmp_path), schema, ["id"], 1, specs)
@@ -186,8 +184,4 @@ def test_the_layout_of_an_sst_is_as_kept(tmp_path: Path, version: str) -> None:
     files, indexes = FileOptions(version), memwal.flush.SstIndexes(specs, lambda: models)
     store, sst = written(tmp_path, table, files=files, indexes=indexes, field_ids=(0, 4, 7, 9, 12))
     found = layout(Path(store.url(f"_mem_wal/{REGION}/{sst.path}")))
-    golden = GOLDEN / f"sst_{version}.txt"
-    if os.environ.get("MEMWAL_REWRITE_GOLDEN"):
-        golden.parent.mkdir(exist_ok=True)
-        golden.write_text(found, encoding="utf-8")
-    assert found == golden.read_text(encoding="utf-8")
+    assert found == golden(f"flush/sst_{version}.txt", found).decode()

@@ -13,7 +13,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pytest
 
-import memwal.flush.sst.indexes
 from memwal.flush import BaseTable, SstFormat, SstIndexes, read_sst, write_sst
 from memwal.flush.base.vector_models import vector_models
 from memwal.flush.commits.index_catchup import catch_up
@@ -161,15 +160,15 @@ def test_the_columns_of_an_index_are_named_by_the_base_tables_field_ids(world: W
 def test_a_failing_index_fails_no_flush_and_is_told_once(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    real = memwal.flush.sst.indexes._build
+    real = lance.LanceDataset.create_scalar_index
 
-    def failing(dataset: lance.LanceDataset, spec: IndexSpec, model: VectorModel | None) -> None:
-        if spec.name == "body_idx":
+    def failing(dataset: lance.LanceDataset, *given: Any, name: str, **more: Any) -> Any:
+        if name == "body_idx":
             raise OSError("disk on fire\nat line 7")
-        real(dataset, spec, model)
+        return real(dataset, *given, name=name, **more)
 
     caplog.set_level(logging.WARNING, "memwal.flush")
-    monkeypatch.setattr("memwal.flush.sst.indexes._build", failing)
+    monkeypatch.setattr(lance.LanceDataset, "create_scalar_index", failing)
     for start in (1000, 2000):
         sst, dataset = world.put(range(start, start + 20))
         assert set(kinds(dataset)) == {"vector_idx", "price_idx"}
@@ -179,7 +178,7 @@ def test_a_failing_index_fails_no_flush_and_is_told_once(
     (told,) = [record.getMessage() for record in caplog.records]
     assert "body_idx" in told
     assert told.endswith("disk on fire")
-    monkeypatch.setattr("memwal.flush.sst.indexes._build", failing)
+    monkeypatch.setattr(lance.LanceDataset, "create_scalar_index", failing)
     world.put(range(10))
     assert len(caplog.records) == 2, "after a success it is news again"
 

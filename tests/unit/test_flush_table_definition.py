@@ -48,7 +48,11 @@ def test_what_a_table_can_be(key: list[str], given: Setup) -> None:
 @pytest.mark.parametrize(
     ("key", "given"),
     [
+        (["nope"], setup()),
+        (["id", "id"], setup()),
+        (["tags"], setup()),
         (["id"], setup(buckets=0)),
+        (["id"], setup(indexes=(IndexSpec("price", "fts"),))),
         (["id"], setup(indexes=(IndexSpec("pric", "btree"),))),
         ([], setup()),
         (["blob"], setup(wal_format="arrow")),

@@ -19,7 +19,7 @@ from memwal.flush.base.table import BaseTable
 from memwal.flush.commits import committer
 from memwal.wal import Corrupt, open_store
 from tests.clean import assert_clean
-from tests.conftest import SCHEMA, Made
+from tests.conftest import SCHEMA, Made, tree
 from tests.messages import raises
 from tests.power_cuts.workloads import collect
 
@@ -70,11 +70,23 @@ def unsynced(open_small: Open, uri: str, made: Made, monkeypatch: pytest.MonkeyP
         table.commit()
         table.put(made.rows(range(30, 60), 1))
         table.delete([1, 2])
-        table.flush()
-        monkeypatch.setattr(committer, "_prune_all", lambda *arguments: None)
-        table.commit()
-        monkeypatch.undo()
+        commit_without_pruning(table, monkeypatch)
     return Path(uri)
+
+
+def commit_without_pruning(table: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flush and commit; a power cut comes before the commit prunes its SSTs."""
+    table.flush()
+    monkeypatch.setattr(committer, "_prune_all", lambda *arguments: None)
+    table.commit()
+    monkeypatch.undo()
+
+
+def expect_every_row(table: Any) -> None:
+    """Commit, and assert that reads show every row before and after it."""
+    expect_all_rows(table, "latest")
+    table.commit()
+    expect_all_rows(table, "committed")
 
 
 def expect_all_rows(table: Any, level: str) -> None:
@@ -91,30 +103,35 @@ def test_opening_goes_back_to_the_last_whole_version_and_no_row_is_lost(
     newest_data = unsynced / next(iter(state.fragments[max(state.fragments)].files))
     damage(manifest(unsynced) if what == "manifest" else newest_data)
     with open_small() as table:
-        expect_all_rows(table, "latest")
         expect_all_rows(table, "flushed")
-        table.commit()
-        expect_all_rows(table, "committed")
+        expect_every_row(table)
     assert_clean(open_store(uri), uri)
 
 
 def test_a_manifest_whose_message_is_zeros_is_torn(unsynced: Path, open_small: Open) -> None:
     zeroed_length(manifest(unsynced))
     with open_small() as table:
-        expect_all_rows(table, "latest")
-        table.commit()
-        expect_all_rows(table, "committed")
+        expect_every_row(table)
 
 
-@pytest.mark.parametrize("folder", ["_transactions", "_deletions", "_indices"])
-def test_every_kind_of_file_of_a_version_is_looked_at(unsynced: Path, open_small: Open, uri: str, folder: str) -> None:
+def renamed(path: Path) -> None:
+    """Give a file the temporary name that Lance uses while it writes."""
+    path.rename(path.with_name(".tmpUfvsf6"))
+
+
+@pytest.mark.parametrize(
+    ("folder", "damage"),
+    [("_transactions", emptied), ("_deletions", emptied), ("_indices", emptied), ("_indices", renamed)],
+    ids=["transaction", "deletions", "index", "temporary name"],
+)
+def test_every_kind_of_file_of_a_version_is_looked_at(
+    unsynced: Path, open_small: Open, uri: str, folder: str, damage: Callable[[Path], None]
+) -> None:
     before = versions(open_store(uri))
-    emptied(new_file(unsynced, folder))
+    damage(new_file(unsynced, folder))
     with open_small() as table:
         assert versions(open_store(uri))[-1] < before[-1]
-        expect_all_rows(table, "latest")
-        table.commit()
-        expect_all_rows(table, "committed")
+        expect_every_row(table)
     assert_clean(open_store(uri), uri)
 
 
@@ -126,22 +143,9 @@ def test_a_torn_version_below_a_whole_one_is_set_aside_so_that_collections_can_r
     emptied(next((unsynced / "_versions").glob(f"*{2**64 - 1 - torn_one}.manifest")))
     with open_small() as table:
         assert [version for version in versions(open_store(uri)) if version <= newest] == [*before[:-2], newest]
-        expect_all_rows(table, "latest")
-        table.commit()
-        expect_all_rows(table, "committed")
+        expect_every_row(table)
     collect(unsynced)
     assert_clean(open_store(uri), uri)
-
-
-def test_a_file_of_an_index_that_has_only_its_temporary_name_is_missing(
-    unsynced: Path, open_small: Open, uri: str
-) -> None:
-    before = versions(open_store(uri))
-    path = new_file(unsynced, "_indices")
-    path.rename(path.with_name(".tmpUfvsf6"))
-    with open_small() as table:
-        assert versions(open_store(uri))[-1] < before[-1]
-        expect_all_rows(table, "latest")
 
 
 @pytest.mark.parametrize("damage", [emptied, shortened, zeroed_middle])
@@ -154,10 +158,7 @@ def test_a_deletion_file_of_any_size_is_looked_at(
         table.flush()
         table.commit()
         table.delete([id for id in range(rows) if id % 50])
-        table.flush()
-        monkeypatch.setattr(committer, "_prune_all", lambda *arguments: None)
-        table.commit()
-        monkeypatch.undo()
+        commit_without_pruning(table, monkeypatch)
     path = new_file(Path(uri), "_deletions")
     assert path.suffix == (".bin" if rows > 5000 else ".arrow")
     damage(path)
@@ -176,10 +177,10 @@ def test_a_version_whose_ssts_were_pruned_is_damaged_and_stays(open_small: Open,
     for path in Path(uri, "_versions").glob("*.manifest"):
         if read_state(open_store(uri), manifest_version(f"_versions/{path.name}") or 0).committed:
             emptied(path)
-    before = sorted(Path(uri, "_versions").iterdir())
+    before = tree(Path(uri, "_versions"))
     with raises(memwal.MemWalError):
         open_small()
-    assert sorted(Path(uri, "_versions").iterdir()) == before
+    assert tree(Path(uri, "_versions")) == before
 
 
 @pytest.mark.parametrize("cut", ["all", "the end"])
@@ -211,10 +212,10 @@ def test_a_table_that_memwal_has_not_set_up_stays_as_it_is(tmp_path: Path, made:
         lance.write_dataset(made.table(range(5)), str(root), mode="append" if root.exists() else "create")
     for path in Path(root, "_versions").glob("*.manifest") if damage == "all versions" else [manifest(root)]:
         emptied(path)
-    before = sorted(Path(root, "_versions").iterdir())
+    before = tree(Path(root, "_versions"))
     with raises(memwal.MemWalError):
         memwal.open(str(root), schema=SCHEMA, key="id")
-    assert sorted(Path(root, "_versions").iterdir()) == before
+    assert tree(Path(root, "_versions")) == before
 
 
 def test_what_another_program_wrote_is_synced_before_rows_rely_on_it(open_small: Open, uri: str, made: Made) -> None:
@@ -231,17 +232,17 @@ def test_what_another_program_wrote_is_synced_before_rows_rely_on_it(open_small:
 def test_a_synced_version_is_never_set_aside(unsynced: Path, open_small: Open, uri: str) -> None:
     open_small().close()
     new_file(unsynced, "data").unlink()
-    before = sorted(Path(uri, "_versions").iterdir())
+    before = tree(Path(uri, "_versions"))
     open_small().close()
-    assert sorted(Path(uri, "_versions").iterdir()) == before
+    assert tree(Path(uri, "_versions")) == before
 
 
 def test_a_look_from_storage_changes_nothing(unsynced: Path, uri: str) -> None:
     emptied(manifest(unsynced))
-    before = sorted(Path(uri, "_versions").iterdir())
+    before = tree(Path(uri, "_versions"))
     with pytest.raises(Corrupt):
         BaseTable.find(uri)
-    assert sorted(Path(uri, "_versions").iterdir()) == before
+    assert tree(Path(uri, "_versions")) == before
 
 
 def test_a_torn_tag_is_set_aside_and_others_stay(unsynced: Path, open_small: Open, uri: str) -> None:

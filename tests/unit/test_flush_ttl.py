@@ -96,15 +96,7 @@ def test_an_expired_row_is_as_if_deleted_by_its_key() -> None:
     assert seen["t"].is_valid().to_pylist() == [False, False, True, False]
 
 
-@pytest.mark.parametrize(
-    "ttl",
-    [
-        Ttl("tt", 60.0),
-        Ttl("x", 60.0),
-        Ttl("t", 0.5),
-        Ttl("t", 1e12),
-    ],
-)
+@pytest.mark.parametrize("ttl", [Ttl("tt", 60.0), Ttl("x", 60.0), Ttl("t", 0.5), Ttl("t", 1e12)])
 def test_what_cannot_be_a_ttl_is_said_with_what_can(ttl: Ttl, tmp_path: Path) -> None:
     with raises(InvalidRows):
         check_ttl(SCHEMA, ttl)

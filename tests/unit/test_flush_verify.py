@@ -116,6 +116,9 @@ def test_only_what_is_found_again_on_a_table_at_rest_is_reported(grown: Path, mo
     assert asked[0] is not asked[1]
 
 
+Damage = Callable[[Damaged], tuple[str, str]]
+"""Damages a table; returns the check that must find it, and the place of the finding."""
+
 # ---- damaged -------------------------------------------------------------------------------------------------------
 
 
@@ -128,22 +131,6 @@ def _foreign_copy(damaged: Damaged) -> str:
 
 def _entry_after_the_sentinel(damaged: Damaged) -> int:
     return damaged.positions[damaged.positions.index(damaged.sentinel) + 1]
-
-
-def missing_version(d: Damaged) -> tuple[str, str]:
-    d.file(manifest_key(d.region, 2)).unlink()
-    return "manifest", manifest_key(d.region, 2)
-
-
-def damaged_version(d: Damaged) -> tuple[str, str]:
-    flip(d.file(manifest_key(d.region, 2)), 40)
-    return "manifest", manifest_key(d.region, 2)
-
-
-def damaged_newest_version(d: Damaged) -> tuple[str, str]:
-    key = manifest_key(d.region, d.manifest.version)
-    cut(d.file(key))
-    return "manifest", key
 
 
 def manifests_gone(d: Damaged) -> tuple[str, str]:
@@ -174,12 +161,6 @@ def end_of_the_log_lost(d: Damaged) -> tuple[str, str]:
         if position >= sentinel:
             d.entry(position).unlink()
     return "hole", entry_key(d.region, sentinel, d.suffix)
-
-
-def damaged_entry(d: Damaged) -> tuple[str, str]:
-    position = d.positions[-1]
-    flip(d.entry(position), 30)
-    return "entry", entry_key(d.region, position, d.suffix)
 
 
 def entry_of_another_format(d: Damaged) -> tuple[str, str]:
@@ -216,11 +197,6 @@ def no_sentinel(d: Damaged) -> tuple[str, str]:
     return "sentinel", entry_key(d.region, position, d.suffix)
 
 
-def sst_gone(d: Damaged) -> tuple[str, str]:
-    shutil.rmtree(d.file(sst_key(d.region, d.sst.path)))
-    return "sst", f"{sst_key(d.region, d.sst.path)}/"
-
-
 def sst_that_does_not_open(d: Damaged) -> tuple[str, str]:
     for manifest in d.file(sst_key(d.region, d.sst.path)).glob("_versions/*.manifest"):
         manifest.unlink()
@@ -235,26 +211,38 @@ def sst_index_gone(d: Damaged) -> tuple[str, str]:
     return "sst index", sst_key(d.region, d.sst.path, f"_indices/{segment}")
 
 
-def _part(check: str, pattern: str, damage: Callable[[Path], Any]) -> Callable[[Damaged], tuple[str, str]]:
-    """Damages one file of an SST."""
+def _at(check: str, key: Callable[[Damaged], str], damage: Callable[[Path], Any]) -> Damage:
+    """Return a damage of one object, which the check `check` must find at its key."""
 
-    def part(d: Damaged) -> tuple[str, str]:
-        file = d.sst_file(pattern)
-        damage(file)
-        return check, str(file.relative_to(d.uri))
+    def damaged_object(d: Damaged) -> tuple[str, str]:
+        damage(d.file(found := key(d)))
+        return check, found
 
-    return part
+    return damaged_object
 
 
-def _base_part(pattern: str, damage: Callable[[Path], Any]) -> Callable[[Damaged], tuple[str, str]]:
-    """Damages one file of the base table."""
+def _version(d: Damaged) -> str:
+    return manifest_key(d.region, 2)
 
-    def part(d: Damaged) -> tuple[str, str]:
-        file = d.base_file(pattern)
-        damage(file)
-        return "base file", str(file.relative_to(d.uri))
 
-    return part
+def _newest_version(d: Damaged) -> str:
+    return manifest_key(d.region, d.manifest.version)
+
+
+def _newest_entry(d: Damaged) -> str:
+    return entry_key(d.region, d.positions[-1], d.suffix)
+
+
+def _sst(d: Damaged) -> str:
+    return f"{sst_key(d.region, d.sst.path)}/"
+
+
+def _of_sst(pattern: str) -> Callable[[Damaged], str]:
+    return lambda d: str(d.sst_file(pattern).relative_to(d.uri))
+
+
+def _of_base(pattern: str) -> Callable[[Damaged], str]:
+    return lambda d: str(d.base_file(pattern).relative_to(d.uri))
 
 
 def progress_beyond_what_was_published(d: Damaged) -> tuple[str, str]:
@@ -301,27 +289,13 @@ def half_a_commit(d: Damaged) -> tuple[str, str]:
     return "plan", plan_key(d.region, 1)
 
 
-def base_index_gone(d: Damaged) -> tuple[str, str]:
+def _base_index(d: Damaged) -> str:
     segment = next(index.segments[-1] for index in d.base.dataset.describe_indices() if index.name == "name_idx")
-    shutil.rmtree(Path(d.uri) / "_indices" / segment.uuid)
-    return "base file", f"_indices/{segment.uuid}"
+    return f"_indices/{segment.uuid}"
 
 
-def base_index_file(d: Damaged) -> Path:
-    segment = next(index.segments[-1] for index in d.base.dataset.describe_indices() if index.name == "name_idx")
-    return Path(d.uri) / "_indices" / segment.uuid / "page_data.lance"
-
-
-def base_index_cut(d: Damaged) -> tuple[str, str]:
-    file = base_index_file(d)
-    cut(file)
-    return "base file", str(file.parent.relative_to(d.uri))
-
-
-def base_index_file_gone(d: Damaged) -> tuple[str, str]:
-    file = base_index_file(d)
-    file.unlink()
-    return "base file", str(file.parent.relative_to(d.uri))
+def base_index_file(directory: Path) -> Path:
+    return directory / "page_data.lance"
 
 
 def index_dropped(d: Damaged) -> tuple[str, str]:
@@ -329,38 +303,38 @@ def index_dropped(d: Damaged) -> tuple[str, str]:
     return "index", "index name_idx"
 
 
-SHALLOW = {
-    "missing version": missing_version,
-    "damaged version": damaged_version,
-    "damaged newest version": damaged_newest_version,
+SHALLOW: dict[str, Damage] = {
+    "missing version": _at("manifest", _version, Path.unlink),
+    "damaged version": _at("manifest", _version, lambda file: flip(file, 40)),
+    "damaged newest version": _at("manifest", _newest_version, cut),
     "manifests gone": manifests_gone,
     "cursor goes back": cursor_goes_back,
     "generation dropped": generation_dropped,
     "hole": hole,
     "end of the log lost": end_of_the_log_lost,
-    "damaged entry": damaged_entry,
+    "damaged entry": _at("entry", _newest_entry, lambda file: flip(file, 30)),
     "entry of another format": entry_of_another_format,
     "epoch goes back": epoch_goes_back,
     "epoch never claimed": epoch_never_claimed,
     "entry of another log": entry_of_another_log,
     "entry of another log far behind": entry_of_another_log_far_behind,
     "no sentinel": no_sentinel,
-    "SST gone": sst_gone,
+    "SST gone": _at("sst", _sst, shutil.rmtree),
     "SST index gone": sst_index_gone,
     "SST that does not open": sst_that_does_not_open,
-    "bloom filter gone": _part("bloom", "bloom_filter.bin", Path.unlink),
-    "bloom filter cut": _part("bloom", "bloom_filter.bin", cut),
-    "data gone": _part("data", "data/*.lance", Path.unlink),
-    "data cut": _part("data", "data/*.lance", cut),
-    "sidecar gone": _part("sidecar", "_pk_index/page_data.lance", Path.unlink),
-    "sidecar cut": _part("sidecar", "_pk_index/page_data.lance", cut),
-    "lookup gone": _part("sidecar", "_pk_index/page_lookup.lance", Path.unlink),
-    "lookup cut": _part("sidecar", "_pk_index/page_lookup.lance", cut),
-    "base data gone": _base_part("data/*.lance", Path.unlink),
-    "base data cut": _base_part("data/*.lance", cut),
-    "base index gone": base_index_gone,
-    "base index cut": base_index_cut,
-    "base index file gone": base_index_file_gone,
+    "bloom filter gone": _at("bloom", _of_sst("bloom_filter.bin"), Path.unlink),
+    "bloom filter cut": _at("bloom", _of_sst("bloom_filter.bin"), cut),
+    "data gone": _at("data", _of_sst("data/*.lance"), Path.unlink),
+    "data cut": _at("data", _of_sst("data/*.lance"), cut),
+    "sidecar gone": _at("sidecar", _of_sst("_pk_index/page_data.lance"), Path.unlink),
+    "sidecar cut": _at("sidecar", _of_sst("_pk_index/page_data.lance"), cut),
+    "lookup gone": _at("sidecar", _of_sst("_pk_index/page_lookup.lance"), Path.unlink),
+    "lookup cut": _at("sidecar", _of_sst("_pk_index/page_lookup.lance"), cut),
+    "base data gone": _at("base file", _of_base("data/*.lance"), Path.unlink),
+    "base data cut": _at("base file", _of_base("data/*.lance"), cut),
+    "base index gone": _at("base file", _base_index, shutil.rmtree),
+    "base index cut": _at("base file", _base_index, lambda directory: cut(base_index_file(directory))),
+    "base index file gone": _at("base file", _base_index, lambda directory: base_index_file(directory).unlink()),
     "progress beyond what was published": progress_beyond_what_was_published,
     "progress of an unknown region": progress_of_an_unknown_region,
     "region of nobody": region_of_nobody,
@@ -374,7 +348,7 @@ SHALLOW = {
 
 
 @pytest.mark.parametrize("damage", SHALLOW.values(), ids=SHALLOW)
-def test_damage_is_found_without_reading_rows(damaged: Damaged, damage: Callable[[Damaged], tuple[str, str]]) -> None:
+def test_damage_is_found_without_reading_rows(damaged: Damaged, damage: Damage) -> None:
     expected = damage(damaged)
     assert found_in(damaged, deep=False) == [expected]
     assert found_in(damaged, deep=True) == [expected]
@@ -382,7 +356,7 @@ def test_damage_is_found_without_reading_rows(damaged: Damaged, damage: Callable
 
 def test_an_index_file_that_cannot_be_read_is_found(damaged: Damaged) -> None:
     """The file has its full size: queries that use it fail, and only reading it detects the damage."""
-    file = base_index_file(damaged)
+    file = base_index_file(damaged.file(_base_index(damaged)))
     file.write_bytes(bytes(file.stat().st_size))
     assert found_in(damaged, deep=False) == []
     assert found_in(damaged, deep=True) == [("base file", str(file.relative_to(damaged.uri)))]

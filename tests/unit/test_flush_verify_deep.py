@@ -36,9 +36,13 @@ def _rewrite(file: Path, change: Callable[[pa.Table], pa.Table]) -> None:
         writer.write_batch(table)
 
 
+def _zeroed(file: Path) -> None:
+    file.write_bytes(bytes(file.stat().st_size))
+
+
 def bloom_denies(d: Damaged) -> tuple[str, str]:
     file = d.sst_file("bloom_filter.bin")
-    file.write_bytes(bytes(file.stat().st_size))
+    _zeroed(file)
     return "bloom", str(file.relative_to(d.uri))
 
 
@@ -47,25 +51,24 @@ def key_twice_in_an_sst(d: Damaged) -> tuple[str, str]:
     return "double key", f"{sst_key(d.region, d.sst.path)}/"
 
 
-def row_in_the_wrong_region(d: Damaged) -> tuple[str, str]:
+def _stranger(d: Damaged) -> Callable[[pa.Table], pa.Table]:
+    """Return a function that replaces the first key by one that belongs to the other region."""
     stranger = next(n for n in range(1000, 2000) if d.base.route(pa.table({"id": [n]}))[0] == 1)
 
     def moved(table: pa.Table) -> pa.Table:
         ids = pa.array([stranger, *table["id"].to_pylist()[1:]], pa.int64())
         return table.set_column(0, table.schema.field(0), ids)
 
-    d.rewrite_sst(moved)
+    return moved
+
+
+def row_in_the_wrong_region(d: Damaged) -> tuple[str, str]:
+    d.rewrite_sst(_stranger(d))
     return "route", f"{sst_key(d.region, d.sst.path)}/"
 
 
 def row_in_the_wrong_log(d: Damaged) -> tuple[str, str]:
-    stranger = next(n for n in range(1000, 2000) if d.base.route(pa.table({"id": [n]}))[0] == 1)
-
-    def moved(table: pa.Table) -> pa.Table:
-        ids = pa.array([stranger, *table["id"].to_pylist()[1:]], pa.int64())
-        return table.set_column(0, table.schema.field(0), ids)
-
-    d.reentry(d.positions[-1], moved)
+    d.reentry(d.positions[-1], _stranger(d))
     return "route", wal_prefix(d.region)
 
 
@@ -76,14 +79,12 @@ def key_twice_in_the_base(d: Damaged) -> tuple[str, str]:
 
 
 def base_that_cannot_be_read(d: Damaged) -> tuple[str, str]:
-    file = d.base_file("data/*.lance")
-    file.write_bytes(bytes(file.stat().st_size))
+    _zeroed(d.base_file("data/*.lance"))
     return "base rows", "data/ (base table)"
 
 
 def sst_that_cannot_be_read(d: Damaged) -> tuple[str, str]:
-    file = d.sst_file("data/*.lance")
-    file.write_bytes(bytes(file.stat().st_size))
+    _zeroed(d.sst_file("data/*.lance"))
     return "data", sst_key(d.region, d.sst.path, "data")
 
 

@@ -21,6 +21,7 @@ from memwal.flush.commits.thinning import VersionRules
 from memwal.flush.verification.runner import verify_table
 from memwal.wal import LocalStore
 from tests.messages import raises
+from tests.support.interpose import Once
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.int64())])
 
@@ -131,19 +132,16 @@ def test_without_the_barrier_they_come_back(scene: Scene, write: str, monkeypatc
     assert 2 in scene.ids()
 
 
-def test_two_runs_at_once_leave_a_barrier_above_what_both_delete(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    deletes, runs = lance.LanceDataset.cleanup_old_versions, list[int]()
+def test_two_runs_at_once_leave_a_barrier_above_what_both_delete(scene: Scene, once: Once) -> None:
+    thinned: list[int] = []
 
-    def overtaken(dataset: lance.LanceDataset, *given: Any, **named: Any) -> Any:
-        runs.append(dataset.version)
-        if len(runs) == 1:
-            scene.insert([50])
-            assert scene.thin_out() > 0
-        return deletes(dataset, *given, **named)
+    def overtaken() -> None:
+        scene.insert([50])
+        thinned.append(scene.thin_out())
 
-    monkeypatch.setattr(lance.LanceDataset, "cleanup_old_versions", overtaken)
+    once(lance.LanceDataset, "cleanup_old_versions", overtaken)
     scene.thin_out()
-    assert len(runs) == 2
+    assert thinned > [0]
     before = scene.ids()
     scene.stale.update({"v": "100"}, where="id = 3")
     assert scene.ids() == before
@@ -183,21 +181,15 @@ def test_nothing_to_delete_makes_no_version(scene: Scene) -> None:
     assert lance.dataset(scene.uri).version == before
 
 
-def test_a_tag_of_a_version_that_is_being_deleted_stops_no_collection(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    deletes = lance.LanceDataset.cleanup_old_versions
-
-    def tagged_meanwhile(dataset: lance.LanceDataset, *given: Any, **named: Any) -> Any:
-        # After Lance has listed the tags.
-        done = deletes(dataset, *given, **named)
+def test_a_tag_of_a_version_that_is_being_deleted_stops_no_collection(scene: Scene, once: Once) -> None:
+    def tagged_meanwhile() -> None:
         tag = Path(scene.uri, "_refs", "tags", "late.json")
         tag.write_text((tag.parent / "early.json").read_text().replace(str(newest), str(scene.stale.version)))
-        return done
 
     newest = lance.dataset(scene.uri).version
     lance.dataset(scene.uri).tags.create("early", newest)
-    monkeypatch.setattr(lance.LanceDataset, "cleanup_old_versions", tagged_meanwhile)
+    # After Lance has listed the tags.
+    once(lance.LanceDataset, "cleanup_old_versions", tagged_meanwhile, after=True)
     assert scene.thin_out() > 0
     assert lance.dataset(scene.uri).tags.list()["late"]["version"] == scene.stale.version
     base = flush.BaseTable.open(scene.uri)

@@ -42,9 +42,9 @@ from memwal.wal import (
 from memwal.wal.applied import AppliedMap, Snapshot, encoded, hashes, read_snapshot
 from memwal.wal.layout import manifest_key, snapshot_key, version_hint_key
 from tests.support.clock import FakeClock, SeededIds
+from tests.support.golden import GOLDEN, golden
 from tests.support.memory_store import MemoryStore
 
-GOLDEN = Path(__file__).parents[1] / "golden"
 REGION = bucket_region(0)
 MANIFEST = RegionManifest(
     version=1,
@@ -67,14 +67,6 @@ SEALED = RegionManifest(9, 5, REGION, 1, 300, 301, 8, (), RegionStatus.SEALED, e
 VERSIONS = ("2.0", "2.1", "2.2")
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("n", pa.int64())])
 SPECS = (IndexSpec("n", "btree"),)
-
-
-def golden(name: str, found: bytes) -> bytes:
-    """Return the golden file `name`; with MEMWAL_REWRITE_GOLDEN=1, write `found` into it first."""
-    path = GOLDEN / name
-    if os.environ.get("MEMWAL_REWRITE_GOLDEN"):
-        path.write_bytes(found)
-    return path.read_bytes()
 
 
 # ---- region manifests ------------------------------------------------------------------------------------------------
