@@ -173,12 +173,12 @@ class Pipeline:
         self.config, self.checkpoint = directory / "memwal.toml", directory / "checkpoint"
         self.topic, self.clustered = f"{TOPIC}-{directory.name}", not master.startswith("local[")
         self.endpoints = spread(2, REGIONS)
-        self.config.write_text(toml(self._sections(sections, master)))
+        self.config.write_text(toml(self.sections(sections, master)))
         kafka.create_topic(self.topic, partitions=PARTITIONS)
-        self.daemons = [self._kept("serve", str(number), port=each) for number, each in enumerate(self.endpoints)]
-        self.run = self._kept("run", "run")
+        self.daemons = [self.kept("serve", str(number), port=each) for number, each in enumerate(self.endpoints)]
+        self.run = self.kept("run", "run")
 
-    def _sections(self, sections: Sections, master: str) -> Sections:
+    def sections(self, sections: Sections, master: str) -> Sections:
         source = {
             "format": "kafka",
             "brokers": self.kafka.brokers,
@@ -195,7 +195,7 @@ class Pipeline:
         }
         return {name: {**ours.get(name, {}), **sections.get(name, {})} for name in {**ours, **sections}}
 
-    def _kept(self, command: str, name: str, port: str = "") -> Kept:
+    def kept(self, command: str, name: str, port: str = "") -> Kept:
         ports = {"MEMWAL__DAEMON__PORT": port.rpartition(":")[2]} if port else {}
         env = environment({**self.place.environ, **ports})
         words = [sys.executable, "-m", self.PROGRAM, command, str(self.config)]

@@ -119,7 +119,7 @@ class KafkaServer:
             _certify(place)
             _configure(place, ports)
             server = cls(place, ports, _launch(place))
-            if server._answers(deadline):
+            if server.answers(deadline):
                 return server
             server.stop()
         raise RuntimeError(f"the Kafka broker did not answer; its last words: {_last_words(place)}")
@@ -226,7 +226,7 @@ class KafkaServer:
         """Restart the broker, on the same port and with its messages. Raises: RuntimeError."""
         self.stop()
         self.process = _launch(self.directory)
-        if not self._answers(time.monotonic() + _READY_WITHIN):
+        if not self.answers(time.monotonic() + _READY_WITHIN):
             raise RuntimeError(f"the Kafka broker did not come back; its last words: {_last_words(self.directory)}")
 
     def pause(self) -> None:
@@ -242,7 +242,7 @@ class KafkaServer:
 
         return AdminClient({"bootstrap.servers": self.brokers, **_QUIET})
 
-    def _answers(self, deadline: float) -> bool:
+    def answers(self, deadline: float) -> bool:
         """Return whether the broker serves clients before `deadline`; False at once if it has ended."""
         from confluent_kafka import KafkaException
 

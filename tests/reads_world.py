@@ -100,7 +100,7 @@ class ReadsWorld:
 
     def put(self) -> None:
         ids = self.draw.choice(60, int(self.draw.integers(1, 25)))
-        rows = [self._row(int(id)) for id in ids]
+        rows = [self.row(int(id)) for id in ids]
         self.table.put(rows)
         self._wrote({**self.levels["latest"], **{row["id"]: row for row in rows}})
 
@@ -151,7 +151,7 @@ class ReadsWorld:
         fenced = self.table
         self._opened(take_over=True)
         with pytest.raises(memwal.FencedError):
-            fenced.put([self._row(1)])
+            fenced.put([self.row(1)])
 
     def resize(self) -> None:
         self._open.close()
@@ -169,7 +169,7 @@ class ReadsWorld:
             table = (self.table, self.stored, self.client)[int(self.draw.integers(3))]
             model = self.visible(level)
             try:
-                self._check_rows(table, level, model)
+                self.check_rows(table, level, model)
                 self._check_ranked(table, level, model)
             except Exception as error:
                 where = f"{type(table._engine).__name__} at {level} after {', '.join(self.trace)}"
@@ -183,7 +183,7 @@ class ReadsWorld:
         """Return the rows that reads at `level` must show now."""
         return self.levels[level]
 
-    def _check_rows(self, table: Any, level: str, model: Model) -> None:
+    def check_rows(self, table: Any, level: str, model: Model) -> None:
         assert by_id(table.scan(level=level).read_all()) == model
         low, high = sorted(self.draw.integers(0, 100, 2).tolist())
         predicate = f"n >= {low} AND n < {high}"
@@ -256,7 +256,7 @@ class ReadsWorld:
     def _index(self, kind: str) -> dict[str, Any]:
         return {"type": kind, "metric": self.metric} if kind == "ivf_pq" else {"type": kind}
 
-    def _row(self, id: int) -> dict[str, Any]:
+    def row(self, id: int) -> dict[str, Any]:
         """Return a new version of a row, different from every other."""
         self.version += 1
         words = [str(word) for word in self.draw.choice(WORDS, 3)]

@@ -76,7 +76,7 @@ class S3Server:
         deadline = time.monotonic() + _READY_WITHIN
         for _ in range(_STARTS):
             server = cls._launch(directory)
-            if server._answers(deadline):
+            if server.answers(deadline):
                 return server
             server.stop()
         log = (directory / "log").read_text(errors="replace")
@@ -178,7 +178,7 @@ class S3Server:
             )
         return cls(f"http://{address}", access_key, secret_key, process)
 
-    def _answers(self, deadline: float) -> bool:
+    def answers(self, deadline: float) -> bool:
         """Return whether the server executes requests before `deadline`; False at once if it has ended.
 
         The request has credentials: the server reports itself ready before it knows its objects, and then still

@@ -109,8 +109,8 @@ class TtlWorld(ReadsWorld):
         bound = self.clock.moment - self.ttl
         return {id: row for id, row in self.levels[level].items() if row["at"] is None or row["at"] >= bound}
 
-    def _check_rows(self, table: Any, level: str, model: Model) -> None:
-        super()._check_rows(table, level, model)
+    def check_rows(self, table: Any, level: str, model: Model) -> None:
+        super().check_rows(table, level, model)
         counted = table.sql("SELECT count(*) AS n FROM table", level=level).read_all()
         assert counted.to_pylist() == [{"n": len(model)}]
         found = by_id(table.sql("SELECT * FROM table WHERE n < 50", level=level).read_all())
@@ -132,14 +132,14 @@ class TtlWorld(ReadsWorld):
             return {"ttl": "off"}
         return {"ttl": f"{int(self.ttl.total_seconds())}s", "ttl_column": "t"}
 
-    def _row(self, id: int) -> dict[str, Any]:
+    def row(self, id: int) -> dict[str, Any]:
         """Return a row of random age, sometimes exactly the ttl; `at` is the same moment as `t`, in microseconds."""
         at = self.clock.moment - int(self.draw.integers(-5, 80)) / 5 * self.unit
         if pa.types.is_date(self.kind):
             at = at.replace(hour=0, minute=0, second=0)
         t = at.date() if pa.types.is_date(self.kind) else at if self.kind.tz else at.replace(tzinfo=None)
         known = self.draw.random() < 0.9
-        return super()._row(id) | {"t": t if known else None, "at": at if known else None}
+        return super().row(id) | {"t": t if known else None, "at": at if known else None}
 
 
 def run_seed(seed: int, steps: int) -> None:

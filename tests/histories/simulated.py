@@ -183,10 +183,10 @@ class _Recorded(World):
         self.oracle.wrote(attempt)
         return super().write(attempt)
 
-    def _check(self, who: str, table: StoredTable, level: str) -> None:
+    def compare(self, who: str, table: StoredTable, level: str) -> None:
         if level == "durable":
             self.oracle.reads("the end", range(self.shape.regions), "stored")
-        super()._check(who, table, level)
+        super().compare(who, table, level)
 
 
 class RecordedWorld(_Recorded):

@@ -32,9 +32,9 @@ class Visitor:
         self.world, self.name, self.host = world, name, world.host(name)
         self.store = SimulatedStore(world.disk, world.weather, world.scheduler, self.host)
         self.clock = SimulatedClock(world.scheduler)
-        world.spawn(name, self._live, self.host)
+        world.spawn(name, self.live, self.host)
 
-    def _live(self) -> None:
+    def live(self) -> None:
         while self.world.open:
             self.world.rest(self.pace)
             self.step()
@@ -286,17 +286,17 @@ class Chaos:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        world.spawn("chaos", self._live, Host("chaos"))
+        world.spawn("chaos", self.live, Host("chaos"))
 
-    def _live(self) -> None:
+    def live(self) -> None:
         world = self.world
         while world.open:
             world.rest((0.2, 1.0, 4.0))
-            self._revive()
+            self.revive()
             if world.random.random() < world.shape.chaos:
                 self._strike()
 
-    def _revive(self) -> None:
+    def revive(self) -> None:
         for beings in (self.world.processes, self.world.visitors):
             for place, each in enumerate(beings):
                 if each.host.dead and self.world.random.random() < 0.5:

@@ -50,8 +50,8 @@ class Connected(Visitor):
         self.host.clock = self.clock = SimulatedClock(world.scheduler, rate=world.random.choice((1.0, 0.98, 1.02)))
         self.host.ids = world.ids(name)
 
-    def _live(self) -> None:
-        super()._live()
+    def live(self) -> None:
+        super().live()
         if self._table is not None:
             self._table.close()
 

@@ -49,7 +49,7 @@ class ServingDaemon:
         self.host.ids = world.ids(name)
         self.store = SimulatedStore(world.disk, world.weather, world.scheduler, self.host)
         self.stop: Any = Event()
-        world.scheduler.spawn(name, self._live, self.host, background=True)
+        world.scheduler.spawn(name, self.live, self.host, background=True)
 
     def open(self) -> Table:
         """Open the table as `open_table` does for one of several daemons, with limits that a small run reaches."""
@@ -64,7 +64,7 @@ class ServingDaemon:
         shared = replace(base, caches=LanceCaches(settings.table.cache_max))
         return Table(shared, context, settings, ())
 
-    def _live(self) -> None:
+    def live(self) -> None:
         world = self.world
         world.say("starts")
         place = Place(self.endpoint, list(world.endpoints), ends=self.stop.is_set)

@@ -30,7 +30,7 @@ class End(Producer):
         self._checkpoint = Checkpoint()
         Connected.__init__(self, world, name)
 
-    def _live(self) -> None:
+    def live(self) -> None:
         world, scheduler = self.cluster, self.world.scheduler
         began = scheduler.elapsed
         Pauses(self.store, self.clock, self.host.ids, world.wal_options).resume(
@@ -41,7 +41,7 @@ class End(Producer):
             if scheduler.elapsed > began + _SERVED_WITHIN:
                 raise Wrong(f"no daemon serves every region after {_SERVED_WITHIN:.0f} s of good weather")
             scheduler.pause(1.0)
-        world._land_some()
+        world.land_some()
         for name, checkpoint in list(world.checkpoints.items()):
             self.name, self._checkpoint = name, checkpoint
             while not self.delivered():

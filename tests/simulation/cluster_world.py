@@ -332,7 +332,7 @@ class ClusterWorld(World):
 
     def _settle(self) -> None:
         self.say("the storage and the network are well again")
-        self._land_some()
+        self.land_some()
         self.fated = 0.0
         for host in (*(each.host for each in self.daemons), *(each.host for each in self.visitors)):
             host.fate = None

@@ -43,9 +43,9 @@ class Inspector(Visitor):
 class RestartChaos(Chaos):
     """Chaos, with an inspection of what a killed process has left, before its successor starts."""
 
-    def _revive(self) -> None:
+    def revive(self) -> None:
         before = [*self.world.processes, *self.world.visitors]
-        super()._revive()
+        super().revive()
         if before != [*self.world.processes, *self.world.visitors]:
             cast("TableWorld", self.world).inspect("a restart")
 

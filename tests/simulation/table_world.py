@@ -218,16 +218,16 @@ class TableWorld(World):
 
     # ---- the end -------------------------------------------------------------------------------------------------
 
-    def _check(self, who: str, table: StoredTable, level: str) -> None:
-        super()._check(who, table, level)
+    def compare(self, who: str, table: StoredTable, level: str) -> None:
+        super().compare(who, table, level)
         self.inspect(f"the end, {who}")
 
-    def _settle(self) -> None:
-        super()._settle()
+    def settle(self) -> None:
+        super().settle()
         clock = SimulatedClock(self.scheduler, skew=1e12)
         found = memwal.flush.collect_orphans(self.disk.inner, lance.dataset(self.uri), clock, 0.0)
         self.say("orphans collected")
-        self._check("the base table without orphans", StoredTable(self.base, self.disk.inner), "latest")
+        self.compare("the base table without orphans", StoredTable(self.base, self.disk.inner), "latest")
         if again := memwal.flush.collect_orphans(self.disk.inner, lance.dataset(self.uri), clock, 0.0).files:
             raise Wrong(f"orphans {again[:3]} are left over after {len(found.files)} were deleted")
 

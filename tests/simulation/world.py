@@ -269,31 +269,31 @@ class World:
         try:
             self.scheduler.run()
             self.weather.clear()
-            self._settle()
+            self.settle()
         finally:
             self.scheduler.end()
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         self.say("the storage is well again")
-        self._land_some()
+        self.land_some()
         cores = [self._claimed(number) for number in range(self.shape.regions)]
-        self._land_some()
+        self.land_some()
         table = StoredTable(self.base, self._store())
-        self._check("the log", table, "durable")
+        self.compare("the log", table, "durable")
         for core in cores:
             core.freeze()
             while core.publish_next():
                 continue
-        self._check("SSTs", table, "flushed")
+        self.compare("SSTs", table, "flushed")
         self._wake_sleepers()
         flush.commit(self.uri, None, self._store(), clock=SimulatedClock(self.scheduler), ids=self.ids("end"))
-        self._check("the base table", table, "committed")
+        self.compare("the base table", table, "committed")
         for region in self.region_ids:
             self._collect_ssts(region)
             check_region(self.disk.inner, region, self.codec.suffix)
-        self._check("the base table without SSTs", table, "latest")
+        self.compare("the base table without SSTs", table, "latest")
 
-    def _land_some(self) -> None:
+    def land_some(self) -> None:
         for key, data in list(self.disk.pending):
             if self.random.random() < 0.5:
                 self.disk.land(key, data)
@@ -333,7 +333,7 @@ class World:
         self.oracle.claimed(region, core.guard.epoch)
         return core
 
-    def _check(self, who: str, table: StoredTable, level: str) -> None:
+    def compare(self, who: str, table: StoredTable, level: str) -> None:
         """Check one read at the end: it shows every acked row; what it proves, every later check must show too."""
         found = list(pairs(table.scan(level=level).read_all()))
         ours = [row for row in found if row[0] in self.oracle.region_of]

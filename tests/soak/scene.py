@@ -69,8 +69,8 @@ class Scene(Pipeline):
         self.stream, self.seed = Stream(kafka, self.topic, rate, seed), seed
         self.clients = {name: self._client(name) for name in (*self.writers, "reader", "feed")}
 
-    def _sections(self, sections: Sections, master: str) -> Sections:
-        whole = super()._sections(sections, master)
+    def sections(self, sections: Sections, master: str) -> Sections:
+        whole = super().sections(sections, master)
         # The default is 100: the checkpoint reaches its final size sooner.
         whole["source"]["spark"]["spark.sql.streaming.minBatchesToRetain"] = "10"
         return whole
@@ -126,8 +126,8 @@ class Scene(Pipeline):
         command = [sys.executable, "-m", self.PROGRAM, *words]
         return subprocess.run(command, env=self.run.env, capture_output=True, text=True, timeout=PATIENCE)
 
-    def _kept(self, command: str, name: str, port: str = "") -> Kept:
-        kept = super()._kept(command, name, port)
+    def kept(self, command: str, name: str, port: str = "") -> Kept:
+        kept = super().kept(command, name, port)
         kept.env |= {"TMPDIR": str(self.temporary), "SPARK_LOCAL_DIRS": str(self.temporary), "LANCE_LOG": "critical"}
         return kept
 
