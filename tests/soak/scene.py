@@ -89,23 +89,23 @@ class Scene(Pipeline):
         """Return the file of a client's notes."""
         return self.directory / f"{client}.jsonl"
 
-    def kept_running(self) -> dict[str, Kept]:
+    def kept(self) -> dict[str, Kept]:
         """Return all processes that are restarted when they end, by name."""
         return {"daemon 0": self.daemons[0], "daemon 1": self.daemons[1], "run": self.run, **self.clients}
 
     def look(self) -> None:
         """Start every process that is not running."""
-        for each in self.kept_running().values():
+        for each in self.kept().values():
             each.look()
 
     def close(self) -> None:
         """End every process."""
-        for each in reversed(self.kept_running().values()):
+        for each in reversed(self.kept().values()):
             each.close(5.0)
 
     def samples(self, at: float) -> Iterator[Sample]:
         """Sample every process at time `at`."""
-        for name, kept in self.kept_running().items():
+        for name, kept in self.kept().items():
             if (process := kept.process) is not None:
                 yield from of_process(at, name, kept.starts, process.pid)
         for name, pid in java_below(self.run.below()):
@@ -126,8 +126,8 @@ class Scene(Pipeline):
         command = [sys.executable, "-m", self.PROGRAM, *words]
         return subprocess.run(command, env=self.run.env, capture_output=True, text=True, timeout=PATIENCE)
 
-    def kept_running(self, command: str, name: str, port: str = "") -> Kept:
-        kept = super().kept_running(command, name, port)
+    def _kept(self, command: str, name: str, port: str = "") -> Kept:
+        kept = super()._kept(command, name, port)
         kept.env |= {"TMPDIR": str(self.temporary), "SPARK_LOCAL_DIRS": str(self.temporary), "LANCE_LOG": "critical"}
         return kept
 
