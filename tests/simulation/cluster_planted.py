@@ -267,7 +267,7 @@ FOUND_BY = {
     "takes_a_lost_answer_for_not_written": 6,
     "tells_changes_of_the_next_routing": 52,
     "acks_a_put_when_one_owner_has": 6,
-    "tells_changes_by_an_inexact_version": 24,
+    "tells_changes_by_an_inexact_version": 35,
     "tells_changes_by_stored_rows_alone": 4,
 }
 """As `planted.FOUND_BY`."""

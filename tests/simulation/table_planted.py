@@ -187,10 +187,10 @@ FOUND_BY = {
     "prunes_before_the_sync": 4,
     "marker_on_the_deletes_pass": 5,
     "commits_without_the_first_generation": 2,
-    "leaves_out_the_deletes_of_a_second_try": 5,  # only if a conflict follows a deletes pass: rare
+    "leaves_out_the_deletes_of_a_second_try": 4,  # only if a conflict follows a deletes pass: rare
     "records_a_load_after_its_rows": 5,
     "deletes_versions_without_a_barrier": 32,  # only if another program sleeps: one seed of four
-    "collects_flushes_under_way": 4,
+    "collects_flushes_under_way": 5,
 }
 """As `planted.FOUND_BY`."""
 SEEDS_TO_FIND = 45
