@@ -131,7 +131,7 @@ class World:
         whole.store = store = FaultyStore(whole.store, FakeClock())
         work(whole)
         calls = [call for call in dict.fromkeys(store.calls) if "_transactions" not in call.key]
-        assert {call.method for call in calls} >= {"put_if_absent", "get", "put"}
+        assert {call.method for call in calls} & {"get", *WRITES}, calls
         for number, call in enumerate(calls):
             for fault in ("killed before", "killed after") if call.method in WRITES else ("killed before",):
                 world = self.copied(at / f"{number} {fault}")
