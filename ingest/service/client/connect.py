@@ -56,7 +56,7 @@ def connect(
     location = str(location) if isinstance(location, os.PathLike) else location
     if not isinstance(location, str | Sequence):
         raise Invalid(f"location = {brief(location)}: write grpc://host:port, or the address of the table")
-    if fallback not in FALLBACKS:
+    if str(fallback) not in FALLBACKS:
         raise Invalid(f"fallback = {brief(fallback)}; write one of {', '.join(map(repr, FALLBACKS))}")
     tracing.join()
     tls = _tls(tls_ca, tls_cert, tls_key)
