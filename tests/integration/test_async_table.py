@@ -237,8 +237,10 @@ def test_a_thousand_gets_and_puts_at_once_take_few_threads(world: World) -> None
             assert await table.count("id >= 1000") == 500
             assert 2 <= most <= 2 * AT_ONCE
         assert within(5, lambda: not call_threads())
-        assert not [thread for thread in threading.enumerate() if thread.name.startswith("asyncio")]
+        made = set(threading.enumerate()) - before
+        assert not [thread for thread in made if thread.name.startswith("asyncio")]
 
+    before = set(threading.enumerate())
     asyncio.run(many())
 
 
