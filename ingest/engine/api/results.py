@@ -21,6 +21,8 @@ _CLOSED = "the result was closed; make the read again"
 _READ = "the rows of this result were read already, and it gives them once; make the read again"
 
 
+# A pyarrow.RecordBatchReader returns an empty table on a second read, cannot be closed while another thread waits in
+# it, and loses the kind of an error on its way through C.
 class RowStream:
     """The rows of one read, in the manner of `pyarrow.RecordBatchReader`: batch by batch, each row once.
 
