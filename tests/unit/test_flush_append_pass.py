@@ -24,7 +24,8 @@ from tests.clean import assert_clean
 from tests.failure_matrix import Killed
 from tests.messages import raises
 from tests.support.clock import FakeClock
-from tests.support.interpose import Once, in_threads, killed_at
+from tests.support.interpose import Once, killed_at
+from tests.support.together import together
 
 LANCES = ("mark", "catch_up", "sync_table")
 
@@ -177,7 +178,7 @@ def test_committers_at_once(world: AppendWorld) -> None:
         with suppress(CommitConflict):
             world.commit(retries=40, courtesy=0, memory_max=1)
 
-    in_threads(*[commits] * 3)
+    together(*[commits] * 3)
     world.commit(retries=40)
     settled(world)
 

@@ -21,7 +21,8 @@ from memwal.wal import Corrupt, bucket_region
 from tests.commit_world import World
 from tests.messages import raises
 from tests.support.clock import FakeClock
-from tests.support.interpose import in_threads, killed_at
+from tests.support.interpose import killed_at
+from tests.support.together import together
 
 
 @pytest.fixture
@@ -91,7 +92,7 @@ def test_two_committers_at_once_commit_everything_once(world: World) -> None:
     for n in range(4):
         world.put(range(n * 10, n * 10 + 30), n)
         world.delete(range(n * 10, n * 10 + 3))
-        reports += in_threads(world.commit, world.commit)
+        reports += together(world.commit, world.commit)
         assert world.found() == world.oracle
     assert len(reports) == 8
     assert sum(report.ssts for report in reports) == sum(world.generations())

@@ -31,7 +31,8 @@ from tests.commit_world import World
 from tests.load_world import begun, keyed, load_appended, load_keyed, rows_of, settled
 from tests.messages import raises
 from tests.support.clock import FakeClock
-from tests.support.interpose import Once, in_threads, killed_at, run_once
+from tests.support.interpose import Once, killed_at, run_once
+from tests.support.together import together
 
 
 @pytest.fixture(params=["int64", "int16"])
@@ -274,7 +275,7 @@ def test_loads_in_two_threads(world: World, appends: AppendWorld, tokens: tuple[
         attempt = begun(table, token)
         return loading.load(table.uri, {}, table.store, rows, token, attempt, clock=SystemClock(), retries=100)
 
-    reports = in_threads(lambda: one(0), lambda: one(1))
+    reports = together(lambda: one(0), lambda: one(1))
     both = tokens[0] != tokens[1]
     assert sorted(report.already for report in reports) == ([False, False] if both else [False, True])
     if has_key:

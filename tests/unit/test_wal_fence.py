@@ -39,9 +39,9 @@ from memwal.wal.layout import (
 from tests.log_rows import CODEC, SCHEMA, rows
 from tests.messages import raises
 from tests.support.golden import golden
-from tests.support.interpose import in_threads
 from tests.support.log_world import REGION, LogWorld, found, put
 from tests.support.scripted_store import READS, ScriptedStore
+from tests.support.together import together
 
 
 @pytest.fixture
@@ -361,7 +361,7 @@ def test_of_many_racing_claims_one_owns_the_region(make: Callable[[Path], Object
         except Fenced as error:
             fenced.append(error)
 
-    in_threads(*[race] * 6)
+    together(*[race] * 6)
     epochs = [each.guard.epoch for each in claims] + [each.ours for each in fenced]
     assert len(set(epochs)) == 6  # a claim that does not know whether its manifest was written takes another epoch
     won = []

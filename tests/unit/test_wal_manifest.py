@@ -25,8 +25,8 @@ from memwal.wal import (
 from memwal.wal.layout import manifest_key, version_hint_key
 from tests.messages import raises
 from tests.support.clock import FakeClock, SeededIds
-from tests.support.interpose import in_threads
 from tests.support.scripted_store import ScriptedStore
+from tests.support.together import together
 
 REGION = bucket_region(0)
 FIRST = RegionManifest(version=1, writer_epoch=1, region_id=REGION)
@@ -180,7 +180,7 @@ def test_edits_from_many_threads_all_get_in(store: ScriptedStore, manifests: Man
         for _ in range(20):
             manifests.edit(guard, lambda found: replace(found, last_seen=found.last_seen + 1))
 
-    in_threads(*[edit] * 4)
+    together(*[edit] * 4)
     newest = manifests.latest()
     assert newest is not None
     assert (newest.version, newest.last_seen) == (81, 80)

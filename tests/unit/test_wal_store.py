@@ -17,8 +17,8 @@ from memwal.wal import LocalStore, ObjectStore, PutOutcome, StoreRefused, StoreU
 from memwal.wal.layout import bucket_region, entry_key, sst_key, sst_name
 from tests.messages import raises
 from tests.support.clock import SeededIds
-from tests.support.interpose import in_threads
 from tests.support.memory_store import MemoryStore
+from tests.support.together import together
 
 KEY = "_mem_wal/r/wal/0001.lance"
 
@@ -102,7 +102,7 @@ class StoreContract(ABC):
 
     def test_racing_creates_have_one_winner(self, store: ObjectStore) -> None:
         for number in range(20):
-            outcomes = in_threads(
+            outcomes = together(
                 *[partial(store.put_if_absent, f"race/{number}", str(racer).encode()) for racer in range(8)]
             )
             assert sorted(outcome.value for outcome in outcomes) == ["already exists"] * 7 + ["created"]
