@@ -147,7 +147,7 @@ def left() -> bool:
 
 
 def ending(end: Callable[[], object]) -> AbstractContextManager[None]:
-    """Return a context in which the caller of this thread's work calls `end` when it leaves; see `Caller.ending`."""
+    """Return a context that calls `end` if the caller of this thread's work leaves; see `Caller.ending`."""
     caller = _PRESENT.get()
     return nullcontext() if caller is None else caller.ending(end)
 

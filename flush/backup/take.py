@@ -148,11 +148,11 @@ def _begin(run: BackupRun, note: Mapping[str, Any], *, resume: bool) -> Record |
     if run.dest.exists(RECORD):
         if resume and unfinished and (record := read_record(run.dest)).id == unfinished.get("id"):
             if record.table != run.base.table_id:
-                raise InvalidBackup(f"{where}: a backup of another table is there; give an empty place")
+                raise InvalidBackup(f"{where}: it holds a backup of another table; give an empty place")
             _untag_noted(run, unfinished)
             run.dest.delete(BACKING_UP)
             return record
-        raise InvalidBackup(f"{where}: a backup is there already; give an empty place")
+        raise InvalidBackup(f"{where}: it already holds a backup; give an empty place")
     if unfinished is None and run.dest.list_some("", 1):
         raise InvalidBackup(f"{where}: it is not empty; give an empty place")
     if unfinished is not None and unfinished.get("table") not in (None, run.base.table_id):

@@ -181,8 +181,8 @@ def of_daemon(settings: Settings) -> Iterator[Problem]:
             text = f"{given}: on_spark = {daemon.on_spark} lets Spark place the daemons; remove one of the two"
             yield Problem("daemon", given, text)
             return
-    if (mine := daemon.advertise) and mine not in daemon.endpoints:
-        text = f"advertise = {mine!r} is not one of endpoints{suggestion(mine, daemon.endpoints)}"
+    if (own := daemon.advertise) and own not in daemon.endpoints:
+        text = f"advertise = {own!r} is not one of endpoints{suggestion(own, daemon.endpoints)}"
         yield Problem("daemon", "advertise", text)
 
 

@@ -119,7 +119,7 @@ class _Cause(NamedTuple):
 
 
 def _chain(error: Any) -> Iterator[_Cause]:
-    """Yield an exception in the JVM, or one that PySpark made from such an exception, and its causes.
+    """Yield an exception of the JVM or of PySpark, then its causes.
 
     For a Java class that it does not know, PySpark keeps the text of `toString`, which begins with the class name.
     """

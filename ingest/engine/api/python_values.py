@@ -61,11 +61,10 @@ def column_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     if isinstance(kind, pa.BaseExtensionType):
         if kind != pa.bool8():
             return pa.array(values, kind)
-        truths = column_of(
-            values, pa.bool_()
-        )  # Arrow accepts numbers for bool8 as any truth value, and no truth values
+        # Arrow converts numbers to bool8, and rejects booleans.
+        truths = column_of(values, pa.bool_())
         if not (pa.types.is_boolean(truths.type) or pa.types.is_null(truths.type)):
-            raise pa.ArrowTypeError(f"{truths.type} is no truth value: write True or False")
+            raise pa.ArrowTypeError(f"{truths.type} is not a truth value: write True or False")
         return pa.ExtensionArray.from_storage(kind, truths.cast(pa.int8()))
     if is_list(kind):
         plain = _plain_lists(values, kind)

@@ -294,7 +294,7 @@ def at_most(wanted: int, rows: Callable[[], int]) -> int:
 
 
 def unknown_column(filter: Node, columns: Sequence[str], gone: Mapping[str, str] | None = None) -> str | None:
-    """Return an error text for the first name in `filter` that is no column; None if all are columns.
+    """Return an error text for the first name in `filter` that is not a column; None if all are columns.
 
     The comparison ignores case. `gone`: error texts for former columns, by column.
     """

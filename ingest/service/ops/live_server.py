@@ -111,7 +111,7 @@ class LiveServer:
         except TimeoutError:
             return refusal(408, f"the query did not arrive within {PATIENCE:g} s")
         if not isinstance(asked, dict):
-            return refusal(400, 'the query is no object; write {"filter": "…"}')
+            return refusal(400, 'the query is not a JSON object; write {"filter": "…"}')
         if self._asking is not None and not self._asking.done():
             return refusal(429, "another query is running; this process answers one at a time", "1")
         caller, ask = Caller(), partial(self._live.source.ask, asked)

@@ -52,7 +52,7 @@ SETTINGS: Mapping[str, Role] = {"token": "admin", "write_token": "write", "read_
 LOOK_EVERY = 1.0
 """Seconds between two checks of a file."""
 GRACE = 300.0
-"""Seconds for which a token that was replaced in its file remains valid."""
+"""Seconds that a replaced token remains valid."""
 _LOG = logging.getLogger("memwal.access")
 
 

@@ -307,7 +307,7 @@ def slots_now(spark: SparkContext) -> int:
 
 
 def patience_of(spark: SparkContext) -> float:
-    """Return the seconds for which Spark waits for executors to register."""
+    """Return how long Spark waits for executors to register, in seconds."""
     jvm: Any = spark._jsc.sc()  # noqa: SLF001
     return float(jvm.conf().getTimeAsSeconds(WAIT_SETTING, WAIT_DEFAULT))
 
