@@ -66,7 +66,7 @@ def _python_reference() -> Iterator[str]:
         yield from _described(f"## {name}", name, function)
     yield "## A table\n\nWhat `memwal.open` and `memwal.connect` return has these methods, and is a context manager."
     yield "Every read of rows names a level: `committed`, `flushed`, `durable` or `latest`.\n"
-    for name, method in operations():
+    for name, method in operations().items():
         yield from _described(f"### {name}", f"table.{name}", method)
     yield "- `schema`: Base schema, as last seen.\n- `key`: Key columns; () for a table without a key.\n"
     yield from _described("## memwal.connect_async", "await memwal.connect_async", memwal.connect_async)

@@ -19,8 +19,8 @@ from memwal import wal
 from memwal.flush import BaseTable, CommitReport, Upsert
 from memwal.ingest.engine.api.arguments import keys_or_filter
 from memwal.ingest.engine.api.deletes import FilterDelete
+from memwal.ingest.engine.api.lancedb_forms import LanceDBForms
 from memwal.ingest.engine.api.missing import CallersColumns, Missing, missing_rule
-from memwal.ingest.engine.api.operations import Operations
 from memwal.ingest.engine.api.reads import Level
 from memwal.ingest.engine.api.rows import as_table
 from memwal.ingest.engine.api.tokens import Ack, Applied, Receipt, Token, TokenLike
@@ -51,7 +51,7 @@ from memwal.wal.parallel_map import AT_ONCE, each
 _LOG = logging.getLogger("memwal.table")
 
 
-class Table(LevelReads, Operations):
+class Table(LevelReads, LanceDBForms):
     """A Lance table with its regions, or some of them, claimed by this process.
 
     Thread safety. Every method from any thread.

@@ -5,13 +5,15 @@ The tables behind it have more methods, which the daemon, the sink and the comma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pyarrow as pa
 
 from memwal.ingest import tracing
-from memwal.ingest.engine.api.operations import Operations
+from memwal.ingest.engine.api.lancedb_forms import ELSEWHERE, LanceDBForms
+from memwal.ingest.engine.api.reads import Reads
+from memwal.ingest.suggest import no_attribute
 
 
 def method_of(engine: Any, name: str) -> Callable[..., Any]:
@@ -30,7 +32,7 @@ class _OfEngine:
         return self._method if table is None else method_of(table._engine, self._name)  # noqa: SLF001
 
 
-class Table(Operations):
+class Table(LanceDBForms):
     """A table: rows in and rows out, in this process, through daemons, or read from storage.
 
     Any Arrow library accepts it as a stream of all rows (`__arrow_c_stream__`): DuckDB, Polars, DataFusion, pyarrow.
@@ -42,7 +44,7 @@ class Table(Operations):
 
     __slots__ = ("_engine",)
 
-    def __init__(self, engine: Operations) -> None:
+    def __init__(self, engine: LanceDBForms) -> None:
         """Use `memwal.open` or `memwal.connect`."""
         self._engine = engine
 
@@ -56,6 +58,9 @@ class Table(Operations):
         """Key columns; () for a table without a key."""
         return self._engine.key
 
+    def __getattr__(self, name: str) -> Any:
+        raise no_attribute("a table", type(self), name, ELSEWHERE)
+
     @property
     def _described(self) -> str:
         return self._engine._described  # noqa: SLF001
@@ -64,11 +69,16 @@ class Table(Operations):
         return self._engine._answer(read, level, **request)  # noqa: SLF001
 
 
-def operations() -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Yield the public methods, by name: writes and steps, then reads."""
-    for kind in Operations.__mro__:
-        yield from ((name, each) for name, each in vars(kind).items() if callable(each) and not name.startswith("_"))
+def operations() -> Mapping[str, Callable[..., Any]]:
+    """Return the public methods by name: writes and steps, then reads, then LanceDB's names."""
+    *forms, steps, reads = (kind for kind in LanceDBForms.__mro__ if issubclass(kind, Reads))
+    return {
+        name: getattr(LanceDBForms, name)
+        for kind in (steps, reads, *forms)
+        for name, each in vars(kind).items()
+        if callable(each) and not name.startswith("_")
+    }
 
 
-for _name, _method in operations():
+for _name, _method in operations().items():
     setattr(Table, _name, _OfEngine(_method))

@@ -20,12 +20,14 @@ from weakref import WeakSet
 import pyarrow as pa
 
 from memwal.ingest.caller import Caller, carried
-from memwal.ingest.engine.api.operations import Operations
+from memwal.ingest.engine.api.lancedb_forms import ELSEWHERE, LanceDBForms
+from memwal.ingest.engine.api.reads import Reads
 from memwal.ingest.engine.table.public import method_of
 from memwal.ingest.errors import Invalid, translate_errors
 from memwal.ingest.service.client.async_streams import AsyncChanges, AsyncRowStream, Calls
 from memwal.ingest.service.client.connect import connect
 from memwal.ingest.service.client.remote import IN_FLIGHT_MAX
+from memwal.ingest.suggest import no_attribute
 from memwal.ingest.threads import CallThreads
 
 P = ParamSpec("P")
@@ -93,32 +95,42 @@ class AsyncTable:
     Errors. Only `ingest.errors` kinds, raised by the await; a call after `close`: Invalid.
     """
 
-    def __init__(self, table: Operations) -> None:
+    def __init__(self, table: LanceDBForms) -> None:
         """Use `memwal.connect_async` instead."""
         self._table = table
         self._reads, self._writes = CallThreads("async-read", AT_ONCE), CallThreads("async-write", AT_ONCE)
         self._callers: WeakSet[Caller] = WeakSet()
         self._process, self._closed = os.getpid(), False
 
-    put = _writing(Operations.put)
-    delete = _writing(Operations.delete)
-    get = _reading(Operations.get)
-    scan = _streaming(Operations.scan, AsyncRowStream)
-    count = _reading(Operations.count)
-    facets = _reading(Operations.facets)
-    search = _reading(Operations.search)
-    match = _reading(Operations.match)
-    hybrid = _reading(Operations.hybrid)
-    candidates = _reading(Operations.candidates)
-    sql = _streaming(Operations.sql, AsyncRowStream)
-    changes = _streaming(Operations.changes, AsyncChanges)
-    changes_position = _reading(Operations.changes_position)
-    create_index = _writing(Operations.create_index)
-    drop_index = _writing(Operations.drop_index)
-    list_indexes = _reading(Operations.list_indexes)
-    flush = _writing(Operations.flush)
-    commit = _writing(Operations.commit)
-    status = _reading(Operations.status)
+    put = _writing(LanceDBForms.put)
+    delete = _writing(LanceDBForms.delete)
+    get = _reading(LanceDBForms.get)
+    scan = _streaming(LanceDBForms.scan, AsyncRowStream)
+    count = _reading(LanceDBForms.count)
+    facets = _reading(LanceDBForms.facets)
+    search = _reading(Reads.search)
+    match = _reading(LanceDBForms.match)
+    hybrid = _reading(LanceDBForms.hybrid)
+    candidates = _reading(LanceDBForms.candidates)
+    sql = _streaming(LanceDBForms.sql, AsyncRowStream)
+    changes = _streaming(LanceDBForms.changes, AsyncChanges)
+    changes_position = _reading(LanceDBForms.changes_position)
+    create_index = _writing(LanceDBForms.create_index)
+    drop_index = _writing(LanceDBForms.drop_index)
+    list_indexes = _reading(LanceDBForms.list_indexes)
+    flush = _writing(LanceDBForms.flush)
+    commit = _writing(LanceDBForms.commit)
+    status = _reading(LanceDBForms.status)
+    add = _writing(LanceDBForms.add)
+    head = _reading(LanceDBForms.head)
+    to_arrow = _reading(LanceDBForms.to_arrow)
+    to_pandas = _reading(LanceDBForms.to_pandas)
+    to_polars = _reading(LanceDBForms.to_polars)
+    count_rows = _reading(LanceDBForms.count_rows)
+    create_fts_index = _writing(LanceDBForms.create_fts_index)
+    create_scalar_index = _writing(LanceDBForms.create_scalar_index)
+    list_indices = _reading(LanceDBForms.list_indices)
+    optimize = _writing(LanceDBForms.optimize)
 
     @property
     def schema(self) -> pa.Schema:
@@ -148,12 +160,15 @@ class AsyncTable:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    def __getattr__(self, name: str) -> Any:
+        raise no_attribute("an asynchronous table", type(self), name, ELSEWHERE)
+
     def __repr__(self) -> str:
         return repr(self._table).replace(type(self._table).__name__, type(self).__name__, 1)
 
     # ---- inside --------------------------------------------------------------------------------------------------
 
-    async def _call(self, call: Callable[[Operations], T], *, writes: bool = False) -> T:
+    async def _call(self, call: Callable[[LanceDBForms], T], *, writes: bool = False) -> T:
         return await self._made(lambda: call(self._table), self._writes if writes else self._reads, Caller())
 
     async def _read(self, call: Callable[[], T], caller: Caller | None = None, /) -> T:

@@ -25,8 +25,8 @@ from memwal.ingest.engine.api.changes import ChangesRequest, Piece, Position, un
 from memwal.ingest.engine.api.deletes import FilterDelete, Where
 from memwal.ingest.engine.api.explanation import Watch, heard
 from memwal.ingest.engine.api.keys import normalise_keys
+from memwal.ingest.engine.api.lancedb_forms import LanceDBForms
 from memwal.ingest.engine.api.missing import CallersColumns, Missing, missing_rule
-from memwal.ingest.engine.api.operations import Operations
 from memwal.ingest.engine.api.reads import READS, check_level
 from memwal.ingest.engine.api.rows import as_table, size_bound
 from memwal.ingest.engine.api.tokens import Applied, HighestTokens, Receipt, Token, TokenLike
@@ -62,7 +62,7 @@ class _Sent(NamedTuple):
     explain: Watch | None
 
 
-class RemoteTable(Operations):
+class RemoteTable(LanceDBForms):
     """A table served by daemons.
 
     Thread safety. Every method from any thread. Errors. Only `ingest.errors` kinds.
