@@ -19,6 +19,7 @@ from memwal.memtable.filter.conditions import Narrowing, narrowing
 from memwal.memtable.filter.expression import LONG, SHOWN, shown
 from memwal.memtable.filter.translation import checked, context, translate
 from memwal.memtable.schema import TOMBSTONE
+from memwal.wal.errors import first_line
 
 
 def null_inside(rows: pa.Table) -> pa.Table:
@@ -106,6 +107,28 @@ def evaluate(predicate: str, sql: str, rows: pa.Table, positions: Positions, n: 
     for batch in found:
         mask[batch.column(POSITION).to_numpy()] = True
     return mask
+
+
+def computed(name: str, expression: str, rows: pa.Table, kind: pa.DataType) -> pa.ChunkedArray:
+    """Return the values of an SQL expression over `rows`, in the notation of filters, as the type `kind`.
+
+    `name`: the column that takes the values. Raises InvalidRows for an expression that is invalid or fails on a row,
+    and for a value that does not fit.
+    """
+    batches = null_inside(rows).to_batches() or [pa.RecordBatch.from_pylist([], schema=rows.schema)]
+    try:
+        frame = context().read_batches(batches)
+        found = frame.select(frame.parse_sql_expr(translate(expression, rows.schema)).alias("value")).to_arrow_table()
+    except InvalidRows:
+        raise
+    except Exception as error:  # noqa: BLE001 - DataFusion raises bare Exception
+        reason = first_line(error).removeprefix("DataFusion error: ").rstrip(".").replace("?table?.", "")[:SHOWN]
+        raise InvalidRows(f"column {name!r}: {shown(expression)} is not valid: {reason}; correct it") from None
+    try:
+        return found.column("value").cast(kind)
+    except pa.ArrowException as error:
+        reason = f"column {name!r} ({kind}): a value of {shown(expression)} does not fit: {first_line(error)[:SHOWN]}"
+        raise InvalidRows(reason, column=name) from None
 
 
 def referenced(predicate: str, schema: pa.Schema) -> list[str]:

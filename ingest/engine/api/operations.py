@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Self
 
 from memwal.flush import CommitReport
@@ -77,6 +78,29 @@ class Operations(Reads):
         """
         keys_or_filter(keys, filter)
         raise self._refusal("delete")
+
+    @translate_errors
+    def update(
+        self,
+        where: str | None = None,
+        values: Mapping[str, Any] | None = None,
+        *,
+        values_sql: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+    ) -> Receipt:
+        """Set columns of all rows that pass `where` (SQL; None: all rows); other columns keep their values.
+
+        - `values`: new values by column.
+        - `values_sql`: SQL over the row before the update, by column, such as `{"price": "price * 2"}`. It is computed
+          from the newest row, in the region's write order, so that concurrent updates of a row add up.
+
+        Updates rows whose newest version passes at `latest` when the call begins; a row that changes during the call
+        and no longer passes stays. The receipt's `rows` is the number of rows updated. The rows are durable when the
+        call returns. It waits while a load past the log is in progress. If it fails after some rows were updated, it
+        raises UnknownOutcome; it is not repeated by itself.
+        Raises: as `put`; Invalid for a column of the key, and if the table has no key.
+        """
+        raise self._refusal("update")
 
     @translate_errors
     def create_index(self, /, column: str, kind: str, **parameters: Any) -> str:

@@ -104,6 +104,7 @@ class AsyncTable:
 
     put = _writing(LanceDBForms.put)
     delete = _writing(LanceDBForms.delete)
+    update = _writing(LanceDBForms.update)
     get = _reading(LanceDBForms.get)
     scan = _streaming(LanceDBForms.scan, AsyncRowStream)
     count = _reading(LanceDBForms.count)

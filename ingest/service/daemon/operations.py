@@ -82,5 +82,5 @@ def span_of(operation: Operation, request: Mapping[str, Any]) -> AbstractContext
         told = {"rows": request["rows"].num_rows, "bytes": request["rows"].nbytes}
         if name == "put":
             told |= {"region": request["region"], "batch_id": request["sequence"]}
-        name = "delete" if name == "delete" or request.get("delete") else "put"
+        name = "delete" if request.get("delete") else "put" if name in ("put", "write") else name
     return tracing.span(f"memwal.daemon.{name}", "SERVER", **told)

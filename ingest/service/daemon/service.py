@@ -15,6 +15,7 @@ the operation. `FlightService.operations` is the table of operations, with the r
     write {"delete", "durable", "token", "timeout", "nulls"}   rows or keys of any number of regions; with "routing" if
         the sender has split them itself
     delete {"filter", "version", "durable", "token", "timeout"}   keys, deleted if their row passes
+    update {…, "update": {"values", "expressions"}}   as delete, but sets columns (`api.filter_writes.Update`)
     record {"token", "durable", "regions", "routing"}   records the token as applied in each region
     flush {"regions", "routing"}             these regions, or without them all regions here
     commit, create_index {"column", "kind", "parameters"}, drop_index {"name"}   for all regions
@@ -58,8 +59,8 @@ import pyarrow.flight as flight
 from memwal.ingest import protocol, tracing
 from memwal.ingest.caller import Caller
 from memwal.ingest.engine.api.changes import ChangesRequest, packed
-from memwal.ingest.engine.api.deletes import Where
 from memwal.ingest.engine.api.explanation import Explanation
+from memwal.ingest.engine.api.filter_writes import Update, Where
 from memwal.ingest.engine.api.reads import Reads
 from memwal.ingest.engine.api.results import RowStream
 from memwal.ingest.engine.api.tokens import Token
@@ -262,8 +263,9 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
             "durable": request["durable"],
             "timeout": request.get("timeout"),
         }
-        if request["op"] == "delete":
-            where = Where(fields.given(request, "filter"), fields.given(request, "version"))
+        if request["op"] != "write":
+            update = Update.of_json(fields.given(request, "update")) if request["op"] == "update" else None
+            where = Where(fields.given(request, "filter"), fields.given(request, "version"), update)
             return asdict(table.writes.piece(rows, where, **options))
         if request["delete"]:
             return asdict(table.delete(rows, **options))
@@ -343,6 +345,9 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         "put": Operation("write", _put, "region producer sequence routing rows nulls", "rows", traced=True),
         "write": Operation("write", _write, "delete durable token timeout routing nulls", "rows", traced=True),
         "delete": Operation("write", _write, "filter version durable token timeout routing", "rows", traced=True),
+        "update": Operation(
+            "write", _write, "filter version update durable token timeout routing", "rows", traced=True
+        ),
         "record": Operation("write", _record, "token durable regions routing", traced=True),
         "flush": Operation("admin", _flush, "regions routing", counted=False, audited=True, traced=True),
         "commit": Operation(
