@@ -125,6 +125,29 @@ class Operations(Reads):
         raise self._refusal("list_indexes")
 
     @translate_errors
+    def list_versions(self) -> list[dict[str, Any]]:
+        """Return the versions of the base table that are kept, oldest first: "version", and "timestamp" in UTC."""
+        raise self._refusal("list_versions")
+
+    @translate_errors
+    def list_tags(self) -> dict[str, int]:
+        """Return the tags: name -> version. A version with a tag is kept."""
+        raise self._refusal("list_tags")
+
+    @translate_errors
+    def create_tag(self, name: str, version: int, *, replace: bool = False) -> None:
+        """Give a version of the base table a name. `replace`: move an existing tag.
+
+        Raises: Invalid if the version does not exist, and unless `replace`, if the tag exists; Unavailable.
+        """
+        raise self._refusal("create_tag")
+
+    @translate_errors
+    def drop_tag(self, name: str) -> None:
+        """Drop a tag; its version is then kept as long as any other. Raises: Invalid if it does not exist."""
+        raise self._refusal("drop_tag")
+
+    @translate_errors
     def flush(self) -> None:
         """Freeze every memtable and publish it as an SST; return when all are published."""
         raise self._refusal("flush")

@@ -19,7 +19,7 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 
-from memwal.flush import BaseTable
+from memwal.flush import BaseTable, NotALanceTable
 from memwal.flush.base.shape import Shape
 from memwal.flush.base.ttl import Expiry
 from memwal.ingest.caller import expect_waiting
@@ -118,6 +118,15 @@ class Reader:
         if latest is not before and latest.committed != before.committed:
             self._cache.drop(lambda sst: sst.generation <= latest.committed.get(sst.region, 0))
         return latest
+
+    def at(self, version: int) -> Reader:
+        """Return a reader of one version. Raises: Invalid if it is not kept."""
+        try:
+            base = BaseTable.open(self._base.uri, self._base.storage_options, version)
+        except NotALanceTable:
+            kept = "list_versions() has those that are"
+            raise Invalid(f"version {version} of the table at {self._base.uri} is not kept; {kept}") from None
+        return _FixedReader(base, self._store, clock=self._clock)
 
     def keep(self, region: UUID, sst: SsTable, memtable: MemTable, shape: Shape | None) -> None:
         """Answer reads of `sst` from the memtable of `shape` that was flushed as it; see `region.context.Keep`.
@@ -444,6 +453,13 @@ class Reader:
             if self.base().committed.get(region, 0) >= sst.generation:
                 raise CaptureOvertaken from None
             raise
+
+
+class _FixedReader(Reader):
+    """Reads one version, whatever is newer."""
+
+    def base(self) -> BaseTable:
+        return self._base
 
 
 def batches_of(view: MergedView, schema: pa.Schema, filter: str | None, limit: int | None) -> Iterator[pa.RecordBatch]:

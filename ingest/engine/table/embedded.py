@@ -245,6 +245,18 @@ class Table(LevelReads, LanceDBForms):
         indexes.followed(self.follow)
 
     @translate_errors
+    def create_tag(self, name: str, version: int, *, replace: bool = False) -> None:
+        """See `Operations.create_tag`."""
+        self._refuse_if_closed()
+        indexes.tagged(self._reader.base(), name, version, replace=replace)
+
+    @translate_errors
+    def drop_tag(self, name: str) -> None:
+        """See `Operations.drop_tag`."""
+        self._refuse_if_closed()
+        indexes.tagged(self._reader.base(), name, None)
+
+    @translate_errors
     def status(self) -> dict[str, Any]:
         """See `Operations.status`."""
         base = self._reader.base()

@@ -7,6 +7,7 @@ Each method calls the synchronous method in a thread of its own (`ingest.threads
 from __future__ import annotations
 
 import asyncio
+import datetime
 import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
@@ -22,6 +23,7 @@ import pyarrow as pa
 from memwal.ingest.caller import Caller, carried
 from memwal.ingest.engine.api.lancedb_forms import ELSEWHERE, LanceDBForms
 from memwal.ingest.engine.api.reads import Reads
+from memwal.ingest.engine.api.versions import checked_out, newest
 from memwal.ingest.engine.table.public import method_of
 from memwal.ingest.errors import Invalid, translate_errors
 from memwal.ingest.service.client.async_streams import AsyncChanges, AsyncRowStream, Calls
@@ -119,6 +121,10 @@ class AsyncTable:
     create_index = _writing(LanceDBForms.create_index)
     drop_index = _writing(LanceDBForms.drop_index)
     list_indexes = _reading(LanceDBForms.list_indexes)
+    list_versions = _reading(LanceDBForms.list_versions)
+    list_tags = _reading(LanceDBForms.list_tags)
+    create_tag = _writing(LanceDBForms.create_tag)
+    drop_tag = _writing(LanceDBForms.drop_tag)
     flush = _writing(LanceDBForms.flush)
     commit = _writing(LanceDBForms.commit)
     status = _reading(LanceDBForms.status)
@@ -142,6 +148,14 @@ class AsyncTable:
     def key(self) -> tuple[str, ...]:
         """Key columns; () for a table without a key."""
         return self._table.key
+
+    async def checkout(self, version: int | str | datetime.datetime) -> None:
+        """Let all reads of this object show one version of the base table; see `Table.checkout`."""
+        self._table = await self._call(lambda table: checked_out(table, version))
+
+    async def checkout_latest(self) -> None:
+        """Let reads show the newest rows again."""
+        self._table = newest(self._table)
 
     async def close(self) -> None:
         """Close the connections; the daemons keep running. Pending calls end with an error."""

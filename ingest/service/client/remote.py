@@ -8,6 +8,7 @@ per region (`open_stream`), so that each region applies its part of a micro-batc
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ import pyarrow as pa
 
 from memwal.flush import CommitReport
 from memwal.ingest import tracing
-from memwal.ingest.engine.api.arguments import check_encoding, keys_or_filter, seconds, yes_or_no
+from memwal.ingest.engine.api.arguments import check_encoding, keys_or_filter, seconds, text, yes_or_no
 from memwal.ingest.engine.api.changes import ChangesRequest, Piece, Position, unpacked
 from memwal.ingest.engine.api.explanation import Watch, heard
 from memwal.ingest.engine.api.filter_writes import FilterWrite, Update, Where, rows_of
@@ -252,6 +253,35 @@ class RemoteTable(LanceDBForms):
         """See `Operations.list_indexes`."""
         listed: list[dict[str, Any]] = self._patiently(partial(self._of_first, "indexes", {}), READ_TIMEOUT)
         return listed
+
+    @translate_errors
+    def list_versions(self) -> list[dict[str, Any]]:
+        """See `Operations.list_versions`."""
+        return [
+            {"version": version, "timestamp": datetime.datetime.fromtimestamp(seconds, datetime.UTC)}
+            for version, seconds in self._versions()["versions"]
+        ]
+
+    @translate_errors
+    def list_tags(self) -> dict[str, int]:
+        """See `Operations.list_tags`."""
+        return dict(self._versions()["tags"])
+
+    @translate_errors
+    def create_tag(self, name: str, version: int, *, replace: bool = False) -> None:
+        """See `Operations.create_tag`."""
+        request = {"name": text("name", name, "release"), "version": version, "replace": replace}
+        self._patiently(partial(self._of_first, "tag", request), READ_TIMEOUT, repeatable=replace)
+
+    @translate_errors
+    def drop_tag(self, name: str) -> None:
+        """See `Operations.drop_tag`."""
+        request = {"name": text("name", name, "release")}
+        self._patiently(partial(self._of_first, "tag", request), READ_TIMEOUT, repeatable=False)
+
+    def _versions(self) -> dict[str, Any]:
+        answer: dict[str, Any] = self._patiently(partial(self._of_first, "versions", {}), READ_TIMEOUT)
+        return answer
 
     @translate_errors
     def status(self) -> dict[str, Any]:

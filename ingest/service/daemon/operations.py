@@ -64,7 +64,7 @@ def reads(handle: Handler) -> dict[str, Operation]:
     operations = {}
     for name, kind in READS.items():
         _, *arguments = signature(getattr(Reads, name)).parameters  # without self
-        takes = " ".join(("regions", "routing", *arguments))
+        takes = " ".join(("regions", "routing", "at", *arguments))
         operations[name] = Operation("read", handle, takes, kind.sends, bounded=True, traced=True)
     return operations
 
