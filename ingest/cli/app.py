@@ -29,6 +29,7 @@ Config = Annotated[
     ),
 ]
 Format = Annotated[Literal["table", "json", "ndjson", "csv"], typer.Option(help="output format")]
+Vertical = Annotated[bool, typer.Option("--vertical", "-x", help="print each row as a block, a line for each column")]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="print what would be deleted, but delete nothing")]
 OfCommits = Annotated[bool, typer.Option("--commits", help="the table's automatic commits instead of its ingestion")]
@@ -212,6 +213,7 @@ def query(
     ] = None,
     level: Annotated[str, typer.Option(help="read level: committed, flushed, durable or latest")] = "latest",
     format: Format = "table",
+    vertical: Vertical = False,
     explain: Annotated[
         bool,
         typer.Option("--explain", help="print which levels and indexes were used; with json and csv to standard error"),
@@ -223,7 +225,7 @@ def query(
 
     how = {"metric": metric, "nprobes": nprobes, "refine_factor": refine_factor, "distance_range": distance_range}
     asked = Query(tuple(key or ()), filter, near, match, names_in(columns), limit, level, order_by, offset, how)
-    return print_rows_of(Call.of(config), asked, format, explain=explain)
+    return print_rows_of(Call.of(config), asked, format, vertical=vertical, explain=explain)
 
 
 @app.command()
@@ -239,11 +241,12 @@ def sql(
     ],
     level: Annotated[str, typer.Option(help="read level: committed, flushed, durable or latest")] = "latest",
     format: Format = "table",
+    vertical: Vertical = False,
 ) -> int:
     """Print the rows of a SELECT over the table, which is called table in it; runs in this process, by DataFusion."""
     from memwal.ingest.cli.rows import select
 
-    return select(Call.of(config), query, level, format)
+    return select(Call.of(config), query, level, format, vertical=vertical)
 
 
 @app.command()
@@ -257,12 +260,20 @@ def tail(
     limit: Annotated[int | None, typer.Option(min=1, help="maximum number of changes; default: all")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="wait for further changes until interrupted")] = False,
     format: Format = "table",
+    vertical: Vertical = False,
 ) -> int:
     """Print inserts, updates and deletes in order; json prints one object per line."""
     from memwal.ingest.cli.tail import tail as print_changes
 
     return print_changes(
-        Call.of(config), since=since, images=images, columns=names_in(columns), limit=limit, follow=follow, form=format
+        Call.of(config),
+        since=since,
+        images=images,
+        columns=names_in(columns),
+        limit=limit,
+        follow=follow,
+        form=format,
+        vertical=vertical,
     )
 
 

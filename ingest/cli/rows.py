@@ -42,9 +42,10 @@ class Query:
     """Search parameters by the argument names of `Reads.search`; None if an option was not given."""
 
 
-def query(call: Call, query: Query, form: str, *, explain: bool = False) -> int:
+def query(call: Call, query: Query, form: str, *, vertical: bool = False, explain: bool = False) -> int:
     """Run `query`, print its rows and return the exit code.
 
+    `vertical`: print a table's rows as blocks.
     `explain`: then print its explanation, to standard error if standard output is for programs. Raises: Invalid for
     options that cannot be combined.
     """
@@ -52,14 +53,12 @@ def query(call: Call, query: Query, form: str, *, explain: bool = False) -> int:
     explanations: list[Explanation] = []
     rows = _run(open_for_reading(call), query, explanations.append if explain else None)
     table = form == "table"
-    hidden = (
-        [field.name for field in rows.schema if pa.types.is_nested(field.type)] if table and not query.columns else []
-    )
+    nested = [field.name for field in rows.schema if pa.types.is_nested(field.type)]
+    hidden = nested if table and not vertical and not query.columns else []
     shown = rows.drop_columns(hidden)
-    print_rows(shown.column_names, [shown], form, call.console)
+    _, left_out = print_rows(shown.column_names, [shown], form, call.console, vertical=vertical)
     if table:
-        left_out = f"; not shown: {', '.join(hidden)} (name them in --columns)" if hidden else ""
-        call.console.notes.print(f"{count(rows.num_rows, 'row')}{left_out}")
+        _note_rows(call, rows.num_rows, [*left_out, *hidden])
     for explanation in explanations:
         if table:
             call.console.say(f"\n{explanation}")
@@ -67,6 +66,12 @@ def query(call: Call, query: Query, form: str, *, explain: bool = False) -> int:
             text = str(explanation) if form == "csv" else explanation.to_json(2 if form == "json" else None)
             sys.stderr.write(f"{text}\n")
     return 0
+
+
+def _note_rows(call: Call, rows: int, left_out: Sequence[str]) -> None:
+    """Print the number of rows, and the columns that are not shown."""
+    others = f"; not shown: {', '.join(left_out)} (name them, or print every row vertically: -x)" if left_out else ""
+    call.console.note(f"{count(rows, 'row')}{others}")
 
 
 def _check(query: Query) -> None:
@@ -183,13 +188,13 @@ def _vector(table: Readable, column: str, text: str, level: str) -> list[float]:
 # ---- sql ------------------------------------------------------------------------------------------------------------
 
 
-def select(call: Call, query: str, level: str, form: str) -> int:
+def select(call: Call, query: str, level: str, form: str, *, vertical: bool = False) -> int:
     """Run `query` (- for standard input), print its rows as they arrive, and return the exit code. Raises: Invalid."""
     text = sys.stdin.read() if query == "-" else query
     with open_for_reading(call).sql(text, level=level) as rows:
-        total = print_rows(rows.schema.names, _gathered(rows), form, call.console)
+        total, left_out = print_rows(rows.schema.names, _gathered(rows), form, call.console, vertical=vertical)
     if form == "table":
-        call.console.notes.print(count(total, "row"))
+        _note_rows(call, total, left_out)
     return 0
 
 
