@@ -232,21 +232,23 @@ def query(
 def sql(
     config: Config,
     query: Annotated[
-        str,
+        str | None,
         typer.Argument(
-            metavar="QUERY",
-            help='such as "select section, count(*) from table group by 1"; - reads it from standard input',
+            metavar="[QUERY]",
+            help='such as "select section, count(*) from table group by 1"; - reads it from standard input; '
+            "without it: a shell with history and completion",
             show_default=False,
         ),
-    ],
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="maximum number of rows to print; default: all")] = None,
     level: Annotated[str, typer.Option(help="read level: committed, flushed, durable or latest")] = "latest",
     format: Format = "table",
     vertical: Vertical = False,
 ) -> int:
-    """Print the rows of a SELECT over the table, which is called table in it; runs in this process, by DataFusion."""
+    """Print rows of a SELECT over the table, which is called table in it; without a query, read queries in a shell."""
     from memwal.ingest.cli.rows import select
 
-    return select(Call.of(config), query, level, format, vertical=vertical)
+    return select(Call.of(config), query, level, format, limit=limit, vertical=vertical)
 
 
 @app.command()

@@ -188,24 +188,39 @@ def _vector(table: Readable, column: str, text: str, level: str) -> list[float]:
 # ---- sql ------------------------------------------------------------------------------------------------------------
 
 
-def select(call: Call, query: str, level: str, form: str, *, vertical: bool = False) -> int:
-    """Run `query` (- for standard input), print its rows as they arrive, and return the exit code. Raises: Invalid."""
-    text = sys.stdin.read() if query == "-" else query
-    with open_for_reading(call).sql(text, level=level) as rows:
-        total, left_out = print_rows(rows.schema.names, _gathered(rows), form, call.console, vertical=vertical)
+def select(
+    call: Call, query: str | None, level: str, form: str, *, limit: int | None = None, vertical: bool = False
+) -> int:
+    """Run `query` (- for standard input), print at most `limit` of its rows as they arrive, and return the exit code.
+
+    Without a query, read queries from the terminal. Raises: Invalid.
+    """
+
+    def print_query(table: Readable, text: str, vertical: bool) -> tuple[int, Sequence[str]]:
+        with table.sql(text, level=level) as rows:
+            return print_rows(rows.schema.names, _gathered(rows, limit), form, call.console, vertical=vertical)
+
+    if query is None:
+        from memwal.ingest.cli.shell import shell
+
+        return shell(call, print_query, vertical=vertical)
+    total, left_out = print_query(open_for_reading(call), sys.stdin.read() if query == "-" else query, vertical)
     if form == "table":
         _note_rows(call, total, left_out)
     return 0
 
 
-def _gathered(rows: RowStream) -> Iterator[pa.Table]:
-    """Yield the rows in tables of at least ROWS_PER_PART, so that small batches share one table header."""
+def _gathered(rows: RowStream, limit: int | None) -> Iterator[pa.Table]:
+    """Yield at most `limit` rows in tables of at least ROWS_PER_PART, so that small batches share one table header."""
     waiting: list[pa.RecordBatch] = []
     for batch in rows:
-        waiting.append(batch)
+        waiting.append(batch if limit is None else batch.slice(0, limit))
+        limit = None if limit is None else limit - waiting[-1].num_rows
         if sum(each.num_rows for each in waiting) >= ROWS_PER_PART:
             yield pa.Table.from_batches(waiting)
             waiting = []
+        if limit == 0:
+            break
     if waiting:
         yield pa.Table.from_batches(waiting)
 

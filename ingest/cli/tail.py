@@ -41,6 +41,8 @@ def tail(
     with suppress(KeyboardInterrupt):  # ends a tail that follows
         printer.run()
     if not call.console.is_quiet:
+        if printer.tables.left_out:
+            print(f"not shown: {', '.join(printer.tables.left_out)} (--columns, or -x)", file=sys.stderr)
         again = f" and repeats {count(printer.repeated, 'row')}" if printer.repeated else ""
         print(f"--since '{json.dumps(printer.position)}' continues from here{again}", file=sys.stderr)
     return 0
@@ -54,7 +56,7 @@ class _Printer:
     """
 
     def __init__(self, changes: Changes, form: str, tables: RowTables, limit: int | None) -> None:
-        self._changes, self._form, self._tables, self._left = changes, form, tables, limit
+        self._changes, self._form, self.tables, self._left = changes, form, tables, limit
         self._head: list[str] = []
         self.position, self.repeated = changes.position, 0
 
@@ -96,7 +98,7 @@ class _Printer:
             writer.writerows(row.values() for row in shown_rows(rows, form))
         else:
             nested = [field.name for field in rows.schema if pa.types.is_nested(field.type)]
-            self._tables.print(rows.drop_columns([REGION, ROW, *nested]))
+            self.tables.print(rows.drop_columns([REGION, ROW, *nested]))
         sys.stdout.flush()
 
 
