@@ -10,6 +10,10 @@ from typing import Any
 from memwal.ingest.engine.table.public import Table
 
 
+of_programs = Table.__getattr__
+"""What a program gets for an attribute that a table lacks."""
+
+
 def _behind(self: Table, name: str) -> Any:
     if name == "_engine":  # a table that was not created
         raise AttributeError(name)

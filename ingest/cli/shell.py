@@ -25,37 +25,9 @@ _HELP = """SELECT …;   print rows of the table, which is called table in it
 \\q, Ctrl-D  leave; Ctrl-C discards what was typed"""
 _COMMANDS = ("\\d", "\\x", "\\q", "\\?")
 _WORDS = (
-    *(
-        "select",
-        "distinct",
-        "from",
-        "table",
-        "where",
-        "group by",
-        "having",
-        "order by",
-        "limit",
-        "offset",
-        "with",
-        "as",
-    ),
-    *(
-        "as",
-        "join",
-        "left join",
-        "on",
-        "union all",
-        "and",
-        "or",
-        "not",
-        "in",
-        "is null",
-        "like",
-        "between",
-        "asc",
-        "desc",
-    ),
-    *("case", "when", "then", "else", "end", "cast", "count", "sum", "avg", "min", "max"),
+    *("select", "distinct", "from", "table", "where", "group by", "having", "order by", "limit", "offset", "with"),
+    *("as", "join", "left join", "on", "union all", "and", "or", "not", "in", "is null", "like", "between"),
+    *("asc", "desc", "case", "when", "then", "else", "end", "cast", "count", "sum", "avg", "min", "max"),
 )
 HISTORY = 1_000
 """Lines that the history file keeps."""

@@ -86,10 +86,10 @@ class Query:
         return self
 
     def where(self, where: str, prefilter: bool = True) -> Self:
-        """Read only rows that pass `where` (SQL), instead of a filter given before. They are filtered, then ranked."""
+        """Read only rows that pass `where` (SQL) and the filters given before. Rows are filtered, then ranked."""
         if not prefilter:
             raise Invalid("prefilter = False: rows are filtered before they are ranked; filter the result instead")
-        self._filter = where
+        self._filter = where if self._filter is None else f"({self._filter}) AND ({where})"
         return self
 
     def select(self, columns: Any) -> Self:

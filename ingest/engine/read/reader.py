@@ -19,7 +19,7 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 
-from memwal.flush import BaseTable, NotALanceTable
+from memwal.flush import BaseTable, NotALanceTable, NotInitialised
 from memwal.flush.base.shape import Shape
 from memwal.flush.base.ttl import Expiry
 from memwal.ingest.caller import expect_waiting
@@ -126,6 +126,9 @@ class Reader:
         except NotALanceTable:
             kept = "list_versions() has those that are"
             raise Invalid(f"version {version} of the table at {self._base.uri} is not kept; {kept}") from None
+        except NotInitialised:
+            older = f"version {version} of the table at {self._base.uri} is older than its set-up for ingestion"
+            raise Invalid(f"{older}; read it with lance.dataset(uri, version={version})") from None
         return _FixedReader(base, self._store, clock=self._clock)
 
     def keep(self, region: UUID, sst: SsTable, memtable: MemTable, shape: Shape | None) -> None:
