@@ -9,7 +9,6 @@ from typing import Any
 
 from memwal.ingest.engine.table.public import Table
 
-
 of_programs = Table.__getattr__
 """What a program gets for an attribute that a table lacks."""
 

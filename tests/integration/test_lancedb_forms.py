@@ -248,6 +248,7 @@ async def _async_forms(endpoint: str) -> list[Any]:
     async with await memwal.connect_async(endpoint) as table:
         found = [await table.count_rows(), (await table.head(2)).num_rows, len(await table.list_indices())]
         await table.update("id = 1", {"price": 70})
+        found.append(sum([batch.num_rows async for batch in table.scan(["id"])]))
         versions = await table.list_versions()
         await table.checkout(versions[-1]["version"])
         found.append(await table.count_rows())
@@ -264,4 +265,4 @@ def test_the_names_can_be_awaited(open_small: Callable[..., Any], made: Any, end
 
     owner = open_small()
     owner.add(made.table(range(5), 1))
-    assert asyncio.run(_async_forms(served(owner, ends))) == [5, 2, 3, 0, [70]]
+    assert asyncio.run(_async_forms(served(owner, ends))) == [5, 2, 3, 5, 0, [70]]

@@ -52,7 +52,7 @@ class Query:
         `column`: of the vectors. `texts`: columns with an fts index; None for all of them.
         """
         if kind not in _KINDS:
-            raise Invalid(f"query_type {shown(kind)} is unknown{suggestion(str(kind), _KINDS)}")
+            raise Invalid(f"query_type = {kind!r:.60} is unknown{suggestion(str(kind), _KINDS)}")
         self._table, self._kind, self._vector_column, self._text_columns = table, kind, column, texts
         self._vector = self._text = None
         self._ranking: dict[str, Any] = {}

@@ -26,7 +26,7 @@ from memwal.ingest.engine.api.reads import Reads
 from memwal.ingest.engine.api.versions import checked_out, newest
 from memwal.ingest.engine.table.public import method_of
 from memwal.ingest.errors import Invalid, translate_errors
-from memwal.ingest.service.client.async_streams import AsyncChanges, AsyncRowStream, Calls
+from memwal.ingest.service.client.async_streams import AsyncChanges, AsyncRowStream, Calls, Opening
 from memwal.ingest.service.client.connect import connect
 from memwal.ingest.service.client.remote import IN_FLIGHT_MAX
 from memwal.ingest.suggest import no_attribute
@@ -35,6 +35,7 @@ from memwal.ingest.threads import CallThreads
 P = ParamSpec("P")
 R = TypeVar("R")
 S = TypeVar("S")
+M = TypeVar("M", bound=AsyncRowStream | AsyncChanges)
 T = TypeVar("T")
 
 AT_ONCE = 32
@@ -56,7 +57,7 @@ class _Awaited(Generic[P, S]):
             answer = await table._call(lambda of: method_of(of, name)(*args, **kwargs), writes=writes)  # noqa: SLF001
             return result(answer, table._read)  # noqa: SLF001
 
-        self._awaited = awaited
+        self.awaited = awaited
 
     @overload
     def __get__(self, table: None, owner: Any) -> Callable[Concatenate[AsyncTable, P], Coroutine[Any, Any, S]]: ...
@@ -65,7 +66,29 @@ class _Awaited(Generic[P, S]):
     def __get__(self, table: AsyncTable, owner: Any) -> Callable[P, Coroutine[Any, Any, S]]: ...
 
     def __get__(self, table: AsyncTable | None, owner: Any) -> Any:
-        return self._awaited if table is None else MethodType(self._awaited, table)
+        return self.awaited if table is None else MethodType(self.awaited, table)
+
+
+class _Streamed(Generic[P, M]):
+    """As `_Awaited`, for a method whose result is a stream."""
+
+    def __init__(self, method: Callable[Concatenate[Any, P], R], result: Callable[[R, Calls], M]) -> None:
+        awaited = _Awaited(method, result, writes=False).awaited
+
+        @wraps(method)
+        def opening(table: AsyncTable, /, *args: P.args, **kwargs: P.kwargs) -> Opening[M]:
+            return Opening(awaited(table, *args, **kwargs))
+
+        self._opening = opening
+
+    @overload
+    def __get__(self, table: None, owner: Any) -> Callable[Concatenate[AsyncTable, P], Opening[M]]: ...
+
+    @overload
+    def __get__(self, table: AsyncTable, owner: Any) -> Callable[P, Opening[M]]: ...
+
+    def __get__(self, table: AsyncTable | None, owner: Any) -> Any:
+        return self._opening if table is None else MethodType(self._opening, table)
 
 
 def _reading(method: Callable[Concatenate[Any, P], R]) -> _Awaited[P, R]:
@@ -74,10 +97,6 @@ def _reading(method: Callable[Concatenate[Any, P], R]) -> _Awaited[P, R]:
 
 def _writing(method: Callable[Concatenate[Any, P], R]) -> _Awaited[P, R]:
     return _Awaited(method, _as_it_is, writes=True)
-
-
-def _streaming(method: Callable[Concatenate[Any, P], R], kind: Callable[[R, Calls], S]) -> _Awaited[P, S]:
-    return _Awaited(method, kind, writes=False)
 
 
 def _as_it_is(answer: R, _: Calls) -> R:
@@ -108,15 +127,15 @@ class AsyncTable:
     delete = _writing(LanceDBForms.delete)
     update = _writing(LanceDBForms.update)
     get = _reading(LanceDBForms.get)
-    scan = _streaming(LanceDBForms.scan, AsyncRowStream)
+    scan = _Streamed(LanceDBForms.scan, AsyncRowStream)
     count = _reading(LanceDBForms.count)
     facets = _reading(LanceDBForms.facets)
     search = _reading(Reads.search)
     match = _reading(LanceDBForms.match)
     hybrid = _reading(LanceDBForms.hybrid)
     candidates = _reading(LanceDBForms.candidates)
-    sql = _streaming(LanceDBForms.sql, AsyncRowStream)
-    changes = _streaming(LanceDBForms.changes, AsyncChanges)
+    sql = _Streamed(LanceDBForms.sql, AsyncRowStream)
+    changes = _Streamed(LanceDBForms.changes, AsyncChanges)
     changes_position = _reading(LanceDBForms.changes_position)
     create_index = _writing(LanceDBForms.create_index)
     drop_index = _writing(LanceDBForms.drop_index)
