@@ -50,7 +50,7 @@ app = Commands(
     add_completion=True,
     pretty_exceptions_enable=False,
 )
-config_app = Commands(help="Check or print a configuration.", no_args_is_help=True)
+config_app = Commands(help="Write, check or print a configuration.", no_args_is_help=True)
 
 dlq_app = Commands(
     help="List, show, replay or delete dead letters: rows of the source that could not be used.", no_args_is_help=True
@@ -531,6 +531,22 @@ def check(config: Config) -> int:
     for line in [*notices, *(f"{name}: ok" for name in pipelines)]:
         CommandConsole().say(line)
     return 0
+
+
+@config_app.command()
+def new(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="TOML file to write", show_default=False)],
+    source: Annotated[
+        list[str],
+        typer.Option(
+            "--from", help="file, glob or Lance table whose columns are taken, repeatable", show_default=False
+        ),
+    ],
+) -> int:
+    """Write a configuration with the columns, a key and indexes that fit a file or a table; check it before use."""
+    from memwal.ingest.cli.new_config import new_config
+
+    return new_config(config, source, CommandConsole())
 
 
 @config_app.command()
