@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,6 +17,7 @@ from memwal.ingest.cli.open import Readable, open_for_reading
 from memwal.ingest.cli.print import count
 from memwal.ingest.errors import MemWalError, classify
 from memwal.ingest.suggest import suggestion
+from memwal.wal import SystemClock
 
 _HELP = """SELECT …;   print rows of the table, which is called table in it
 \\d          the columns
@@ -59,7 +59,8 @@ def shell(call: Call, print_query: _Print, *, vertical: bool) -> int:
 
 
 def _answer(call: Call, table: Readable, query: str, print_query: _Print, *, vertical: bool) -> None:
-    began = time.monotonic()
+    clock = SystemClock()
+    began = clock.monotonic()
     try:
         rows, left_out = print_query(table, query, vertical)
     except KeyboardInterrupt:
@@ -70,7 +71,7 @@ def _answer(call: Call, table: Readable, query: str, print_query: _Print, *, ver
             print(f"memwal: {line}", file=sys.stderr)
     else:
         others = f"; not shown: {', '.join(left_out)} (\\x prints them)" if left_out else ""
-        call.console.note(f"{count(rows, 'row')} in {1000 * (time.monotonic() - began):,.0f} ms{others}")
+        call.console.note(f"{count(rows, 'row')} in {1000 * (clock.monotonic() - began):,.0f} ms{others}")
 
 
 def _statements() -> Iterator[str]:

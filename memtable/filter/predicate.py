@@ -19,7 +19,6 @@ from memwal.memtable.filter.conditions import Narrowing, narrowing
 from memwal.memtable.filter.expression import LONG, SHOWN, shown
 from memwal.memtable.filter.translation import checked, context, translate
 from memwal.memtable.schema import TOMBSTONE
-from memwal.wal.errors import first_line
 
 
 def null_inside(rows: pa.Table) -> pa.Table:
@@ -100,10 +99,7 @@ def evaluate(predicate: str, sql: str, rows: pa.Table, positions: Positions, n: 
         frame = context().read_batches(batches).filter(sql)
         found = (frame if len(positions) <= FEW else frame.select(POSITION)).collect()
     except Exception as error:  # noqa: BLE001 - DataFusion raises bare Exception
-        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        reason = line.removeprefix("DataFusion error: ").rstrip(".")
-        reason = reason.replace('"?table?".', "").replace("?table?.", "")[:SHOWN]  # DataFusion's name for the rows
-        raise InvalidRows(f"filter {shown(predicate)} is not valid: {reason}; correct it") from None
+        raise InvalidRows(f"filter {shown(predicate)} is not valid: {_reason(error)}; correct it") from None
     for batch in found:
         mask[batch.column(POSITION).to_numpy()] = True
     return mask
@@ -122,13 +118,18 @@ def computed(name: str, expression: str, rows: pa.Table, kind: pa.DataType) -> p
     except InvalidRows:
         raise
     except Exception as error:  # noqa: BLE001 - DataFusion raises bare Exception
-        reason = first_line(error).removeprefix("DataFusion error: ").rstrip(".").replace("?table?.", "")[:SHOWN]
-        raise InvalidRows(f"column {name!r}: {shown(expression)} is not valid: {reason}; correct it") from None
+        raise InvalidRows(f"column {name!r}: {shown(expression)} is not valid: {_reason(error)}; correct it") from None
     try:
         return found.column("value").cast(kind)
     except pa.ArrowException as error:
-        reason = f"column {name!r} ({kind}): a value of {shown(expression)} does not fit: {first_line(error)[:SHOWN]}"
+        reason = f"column {name!r} ({kind}): a value of {shown(expression)} does not fit: {_reason(error)}"
         raise InvalidRows(reason, column=name) from None
+
+
+def _reason(error: Exception) -> str:
+    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    reason = line.removeprefix("DataFusion error: ").removeprefix("Schema error: ").rstrip(".")
+    return reason.replace('"?table?".', "").replace("?table?.", "")[:SHOWN]  # DataFusion's name for the rows
 
 
 def referenced(predicate: str, schema: pa.Schema) -> list[str]:

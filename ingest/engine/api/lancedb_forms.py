@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from inspect import signature
 from typing import Any, NamedTuple, overload
 
 import pyarrow as pa
@@ -158,6 +159,10 @@ class LanceDBForms(Operations):
         """Move all rows into the base table, compact it and extend its indexes: `flush()` and `commit()`."""
         self.flush()
         return self.commit()
+
+
+# What editors and `help` show; the parameters of the other form are those of `_query`.
+vars(LanceDBForms.search)["__signature__"] = signature(Operations.search)
 
 
 class MergeInsert:
