@@ -128,7 +128,7 @@ def computed(name: str, expression: str, rows: pa.Table, kind: pa.DataType) -> p
 
 def _reason(error: Exception) -> str:
     line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    reason = line.removeprefix("DataFusion error: ").removeprefix("Schema error: ").rstrip(".")
+    reason = line.removeprefix("DataFusion error: ").rstrip(".")
     return reason.replace('"?table?".', "").replace("?table?.", "")[:SHOWN]  # DataFusion's name for the rows
 
 
