@@ -112,7 +112,7 @@ def test_after_a_power_cut_it_goes_back_to_the_last_whole_version_as_an_opening_
 ) -> None:
     """An opening may start the resize; the resize must not start an opening then."""
     with open_small() as table, monkeypatch.context() as unsynced:
-        unsynced.setattr(committer, "_prune_all", lambda *_: None)
+        unsynced.setattr(committer, "prune_all", lambda *_: None)
         table.put(made.rows(range(20)))
         table.flush()
         table.commit()

@@ -282,7 +282,7 @@ def test_an_older_version_restored_before_its_ssts_were_pruned(
     """The SSTs missing in that version are still listed: they are read, and committed again."""
     before = opened.lance.version
     with monkeypatch.context() as patched:
-        patched.setattr("memwal.flush.commits.committer._prune_all", lambda *_: None)
+        patched.setattr("memwal.flush.commits.committer.prune_all", lambda *_: None)
         opened.drain()
     lance.dataset(opened.uri, version=before).restore()
     assert opened.there() == opened.expected(range(30))

@@ -187,7 +187,7 @@ def test_a_committer_that_slept_while_its_plan_was_collected_commits_nothing(
         if not slept:
             slept.append(plan.last)
             monkeypatch.setattr(rounds, "agree", lambda store, plan, **o: agree(store, plan, **(o | {"last": 2})))
-            monkeypatch.setattr(committer, "_prune_all", lambda *_: None)
+            monkeypatch.setattr(committer, "prune_all", lambda *_: None)
             with pytest.raises(_Enough):  # the first two generations, by another committer
                 world.commit(committer="other")
             clean_up(world)

@@ -77,7 +77,7 @@ def unsynced(open_small: Open, uri: str, made: Made, monkeypatch: pytest.MonkeyP
 def commit_without_pruning(table: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Flush and commit; a power cut comes before the commit prunes its SSTs."""
     table.flush()
-    monkeypatch.setattr(committer, "_prune_all", lambda *arguments: None)
+    monkeypatch.setattr(committer, "prune_all", lambda *arguments: None)
     table.commit()
     monkeypatch.undo()
 
