@@ -208,7 +208,7 @@ def open_small(uri: str) -> Iterator[Callable[..., Any]]:
     ) -> Any:
         settings = {"commit": {"interval": commit}, **sections}
         new: dict[str, Any] = {} if Path(at).exists() else {"regions": regions}
-        take_over = take_over or any(not table._engine.closed for table in opened)
+        take_over = take_over or any(not table.closed for table in opened)
         table = memwal.open(at, schema=SCHEMA, key="id", indexes=INDEXES, settings=settings, take_over=take_over, **new)
         opened.append(table)
         return table

@@ -166,13 +166,14 @@ class ReadsWorld:
     def check(self) -> None:
         """Compare every kind of read at every level, through a random kind of table, with the oracle."""
         for level in LEVELS:
-            table = (self.table, self.stored, self.client)[int(self.draw.integers(3))]
+            kind = ("table", "stored", "client")[int(self.draw.integers(3))]
+            table = getattr(self, kind)
             model = self.visible(level)
             try:
                 self.check_rows(table, level, model)
                 self._check_ranked(table, level, model)
             except Exception as error:
-                where = f"{type(table._engine).__name__} at {level} after {', '.join(self.trace)}"
+                where = f"{kind} at {level} after {', '.join(self.trace)}"
                 raise AssertionError(f"{where}: {type(error).__name__}: {error}") from error
         for reader, share in ((self.stored, 1.0), (self.seldom, 0.2)):
             if self.draw.random() < share:

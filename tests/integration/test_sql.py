@@ -288,16 +288,16 @@ def test_columns_that_somebody_added(table: Any, owner: Any) -> None:
 
 def test_a_query_reads_one_moment(table: Any, owner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A put follows each scan that a query makes."""
-    through, puts = type(table._engine).scan, list[int]()
+    through, puts = table.scan, list[int]()
 
-    def scan(self: Any, *args: Any, **request: Any) -> RowStream:
-        found = through(self, *args, **request)
-        if self is table._engine and request.get("limit") != 0:
+    def scan(*args: Any, **request: Any) -> RowStream:
+        found: RowStream = through(*args, **request)
+        if request.get("limit") != 0:
             puts.append(1)
             owner.put(rows(range(400), 10 + len(puts)))
         return found
 
-    monkeypatch.setattr(type(table._engine), "scan", scan)
+    monkeypatch.setattr(table, "scan", scan)
     for query in (
         "select count(*) from table a join table b on a.id = b.id where (a.n is distinct from b.n) or a.x <> b.x",
         "select count(*) from (select id, n from table where ok except select id, n from table)",
@@ -327,25 +327,26 @@ def test_a_query_reads_one_moment(table: Any, owner: Any, monkeypatch: pytest.Mo
 def test_what_is_asked_of_the_owner(
     orders: Any, monkeypatch: pytest.MonkeyPatch, query: str, columns: list[str], filter: str | None, limit: int | None
 ) -> None:
-    through, asked = Table._answer, list[dict[str, Any]]()
+    through, asked = Table.scan, list[Any]()
 
-    def answer(self: Any, read: str, level: str, /, **request: Any) -> Any:
-        if request.get("limit") != 0:
-            asked.append(request)
-        return through(self, read, level, **request)
+    def scan(self: Any, columns: Any = None, filter: Any = None, limit: Any = None, **request: Any) -> RowStream:
+        if limit != 0:
+            asked.append((columns, filter, limit))
+        return through(self, columns, filter, limit, **request)
 
-    monkeypatch.setattr(Table, "_answer", answer)
+    monkeypatch.setattr(Table, "scan", scan)
     orders.sql(query).read_all()
-    assert asked == [{"columns": columns, "filter": filter, "limit": limit, "explain": None}]
+    assert asked == [(columns, filter, limit)]
 
 
 def test_a_count_reads_no_column(table: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def scan(self: Any, *args: Any, **request: Any) -> RowStream:
+    def scan(*args: Any, **request: Any) -> RowStream:
         assert request.get("limit") == 0
-        return through(self, *args, **request)
+        found: RowStream = through(*args, **request)
+        return found
 
-    through = type(table._engine).scan
-    monkeypatch.setattr(type(table._engine), "scan", scan)
+    through = table.scan
+    monkeypatch.setattr(table, "scan", scan)
     assert table.sql("select count(*), count(1) from table").read_all()[0].to_pylist() == [table.count()]
 
 
