@@ -38,13 +38,12 @@ class Served:
         self.service = FlightService(
             getattr(table, "_engine", table), "grpc://127.0.0.1:0", guard=self.guard, limits=replace(DEFAULTS, **limits)
         )
-        self.calls = self.service._calls
         self.endpoint = f"grpc://127.0.0.1:{self.service.port}"
         self.client = memwal.connect(self.endpoint)
         self.connection = Connection(self.endpoint)
 
     def under_way(self) -> int:
-        return self.calls._under_way
+        return self.service.calls.under_way
 
     def refused(self, why: str) -> int:
         return dict(self.guard.refused.counts("flight"))[why]  # type: ignore[index]

@@ -260,7 +260,7 @@ def publishes_though_fenced() -> Planted:
 
 def reads_without_a_lease() -> Planted:
     """An owner that knows of no other owner answers from memory."""
-    return patch.object(ReadLease, "covers", lambda self, _: not self._guard.fenced)
+    return patch.object(ReadLease, "covers", lambda self, _: not self.guard.fenced)
 
 
 def writes_before_others_stop_reading() -> Planted:
