@@ -212,14 +212,14 @@ def test_another_owner_follows_at_its_next_read(opened: Any, uri: str) -> None:
 
 def test_two_that_change_the_indexes_at_once_lose_neither_change(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(opened)
-    build = index_changes._build
+    build = index_changes.create_scalar_indexes
 
-    def meanwhile(dataset: lance.LanceDataset, spec: memwal.memtable.IndexSpec) -> None:
-        monkeypatch.setattr(index_changes, "_build", build)
-        build(dataset, spec)
+    def meanwhile(*args: Any) -> None:
+        monkeypatch.setattr(index_changes, "create_scalar_indexes", build)
+        build(*args)
         opened.create_index("n", "btree")
 
-    monkeypatch.setattr(index_changes, "_build", meanwhile)
+    monkeypatch.setattr(index_changes, "create_scalar_indexes", meanwhile)
     opened.create_index("text", "fts")
     assert {each["name"] for each in opened.list_indexes()} == {"n_idx", "text_idx"}
     check_reads(opened)

@@ -12,7 +12,7 @@ import pytest
 
 import memwal
 from memwal.flush.base import torn
-from memwal.flush.base.fsync import synced_version
+from memwal.flush.base.fsync import sync_table, synced_version
 from memwal.flush.base.manifest import manifest_position, manifest_version
 from memwal.flush.base.state import read_state, versions
 from memwal.flush.base.table import BaseTable
@@ -266,9 +266,9 @@ def test_one_process_at_a_time_judges_and_renames(unsynced: Path, uri: str) -> N
 
 
 def test_files_of_the_legacy_format_are_whole(tmp_path: Path, made: Made) -> None:
-    lance.write_dataset(made.table(range(5)), str(tmp_path), data_storage_version="legacy")
-    path, store = new_file(tmp_path, "data"), open_store(str(tmp_path))
-    key = str(path.relative_to(tmp_path))
-    assert not torn._is_cut_off(store, key, 1, torn._DATA_END)
-    shortened(path)
-    assert torn._is_cut_off(store, key, 1, torn._DATA_END)
+    uri = str(tmp_path)
+    sync_table(lance.write_dataset(made.table(range(5)), uri, data_storage_version="legacy"))
+    lance.write_dataset(made.table(range(5)), uri, mode="append")
+    assert torn.set_torn_versions_aside(open_store(uri), uri) == []
+    shortened(new_file(tmp_path, "data"))
+    assert torn.set_torn_versions_aside(open_store(uri), uri) == [2]
