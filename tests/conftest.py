@@ -35,6 +35,7 @@ pytest_plugins = [
     "tests.page_site",
     "tests.s3_fixtures",
     "tests.simulation_fixtures",
+    "tests.support.indexes",
     "tests.support.interpose",
     "tests.table_stages",
     "tests.temporary_files",

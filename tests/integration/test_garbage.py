@@ -27,6 +27,7 @@ from memwal.wal.layout import parse_sst_dir, region_prefix
 from tests.clean import assert_clean
 from tests.messages import raises
 from tests.support.clock import FakeClock
+from tests.support.interpose import Once
 
 REGION = wal.bucket_region(0)
 ROUNDS = 7
@@ -253,17 +254,12 @@ def test_a_reader_that_is_slower_than_the_grace_time_begins_again(
         assert len(loads) == 1
 
 
-def test_an_sst_that_is_committed_while_a_read_begins_counts_once(
-    uri: str, made: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_sst_that_is_committed_while_a_read_begins_counts_once(uri: str, made: Any, once: Once) -> None:
     """If the list of SSTs were older than the base table, rows of both would count twice, or deletes be undone."""
-    base = Reader.base
 
-    def committed_meanwhile(of: Reader) -> Any:
-        monkeypatch.undo()
+    def commit() -> None:
         table.commit()
         table.upkeep.collect()
-        return base(of)
 
     with memwal.open(uri, schema=made.schema, key="id", regions=2, settings=BY_HAND) as table:
         stored = memwal.open(uri, read_only=True)
@@ -272,7 +268,7 @@ def test_an_sst_that_is_committed_while_a_read_begins_counts_once(
             table.flush()
             table.delete([20])
             table.flush()
-            monkeypatch.setattr(Reader, "base", committed_meanwhile)
+            once(Reader, "base", commit)
             found = reader.count(level=level) if counts else reader.scan(["id"], level=level).read_all().num_rows
             assert found == 20, (type(reader), level)
 

@@ -16,12 +16,12 @@ from memwal.flush.base.fsync import sync_table, synced_version
 from memwal.flush.base.manifest import manifest_position, manifest_version
 from memwal.flush.base.state import read_state, versions
 from memwal.flush.base.table import BaseTable
-from memwal.flush.commits import committer
 from memwal.wal import Corrupt, open_store
 from tests.clean import assert_clean
 from tests.conftest import SCHEMA, Made, tree
 from tests.messages import raises
 from tests.power_cuts.workloads import collect
+from tests.support.interpose import no_pruning
 
 Open = Callable[..., Any]
 
@@ -70,16 +70,15 @@ def unsynced(open_small: Open, uri: str, made: Made, monkeypatch: pytest.MonkeyP
         table.commit()
         table.put(made.rows(range(30, 60), 1))
         table.delete([1, 2])
-        commit_without_pruning(table, monkeypatch)
+        commit_without_pruning(table)
     return Path(uri)
 
 
-def commit_without_pruning(table: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def commit_without_pruning(table: Any) -> None:
     """Flush and commit; a power cut comes before the commit prunes its SSTs."""
     table.flush()
-    monkeypatch.setattr(committer, "prune_all", lambda *arguments: None)
-    table.commit()
-    monkeypatch.undo()
+    with no_pruning():
+        table.commit()
 
 
 def expect_every_row(table: Any) -> None:
@@ -158,7 +157,7 @@ def test_a_deletion_file_of_any_size_is_looked_at(
         table.flush()
         table.commit()
         table.delete([id for id in range(rows) if id % 50])
-        commit_without_pruning(table, monkeypatch)
+        commit_without_pruning(table)
     path = new_file(Path(uri), "_deletions")
     assert path.suffix == (".bin" if rows > 5000 else ".arrow")
     damage(path)
