@@ -37,6 +37,7 @@ pytest_plugins = [
     "tests.simulation_fixtures",
     "tests.support.indexes",
     "tests.support.interpose",
+    "tests.support.views",
     "tests.table_stages",
     "tests.temporary_files",
     "tests.ways",

@@ -19,16 +19,9 @@ from memwal import wal
 from tests.conftest import extent, wait_until
 from tests.messages import raises
 from tests.support.interpose import Once
+from tests.support.rows import names
 
 SETTINGS = {"commit": {"interval": "0s"}}
-
-
-def names(table: Any) -> dict[int, str]:
-    """Return the rows of a table, name by id; each key occurs once."""
-    rows = table.scan(["id", "name"]).read_all().to_pylist()
-    found = {row["id"]: row["name"] for row in rows}
-    assert len(found) == len(rows)
-    return found
 
 
 def test_the_older_writer_is_refused_with_both_epochs(open_small: Callable[..., Any], made: Any) -> None:
