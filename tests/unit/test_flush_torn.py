@@ -20,7 +20,7 @@ from memwal.wal import Corrupt, open_store
 from tests.clean import assert_clean
 from tests.conftest import SCHEMA, Made, tree
 from tests.messages import raises
-from tests.power_cuts.workloads import collect
+from tests.support.garbage import collect
 from tests.support.interpose import no_pruning
 
 Open = Callable[..., Any]
@@ -143,7 +143,7 @@ def test_a_torn_version_below_a_whole_one_is_set_aside_so_that_collections_can_r
     with open_small() as table:
         assert [version for version in versions(open_store(uri)) if version <= newest] == [*before[:-2], newest]
         expect_every_row(table)
-    collect(unsynced)
+    collect(str(unsynced), orphan=0.0)
     assert_clean(open_store(uri), uri)
 
 
