@@ -242,6 +242,7 @@ class _Run:
         return rows
 
     def seal(self, region: UUID) -> Claim:
+        """Claim `region`, and seal it with the claim."""
         return claim(
             self.store,
             region,

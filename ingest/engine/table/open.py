@@ -110,6 +110,7 @@ def context_of(
     ids: wal.Ids,
     wal_options: wal.WalOptions,
 ) -> RegionContext:
+    """Return what the regions of `base` share. Reads the models of its vector indexes."""
     models = VectorModels()
     models.read(base)
     indexes = flush.SstIndexes(
