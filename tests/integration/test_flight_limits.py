@@ -134,7 +134,7 @@ def test_a_scan_counts_as_a_call_until_its_end_and_no_longer(
 
 def test_what_ends_the_waiting_of_puts_is_taken_however_many_calls_are_under_way(serve: Callable[..., Served]) -> None:
     served = serve(calls=1)
-    with served.calls.enter():
+    with served.service.calls.enter():
         served.connection.act("flush", None, 30)
         assert served.connection.act("commit", None, 30)["ssts"] == 1
         with raises(Unavailable):
