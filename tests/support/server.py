@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import subprocess
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
 
-class ServerProcess:
+class ServerProcess(ABC):
     """A server with its files in a directory; subclasses define `start`."""
 
     process: subprocess.Popen[bytes]
 
     @classmethod
+    @abstractmethod
     def start(cls, directory: Path) -> Self:
         """Start a server and wait until it answers. Raises: RuntimeError."""
-        raise NotImplementedError
 
     @classmethod
     @contextmanager
