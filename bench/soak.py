@@ -22,7 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -156,6 +156,11 @@ def soak(at: Path, options: argparse.Namespace, show: Callable[[Sample], None] =
             took = {"requests": asked, **client.medians()}
             samples.append(Sample(upto, seconds, version, *_process(at), **took))
             show(samples[-1])
+        if options.settle:
+            time.sleep(options.settle)
+            last = samples[-1]
+            samples.append(replace(last, files=_process(at)[-1], seconds=last.seconds + options.settle))
+            show(samples[-1])
     return samples
 
 
@@ -194,6 +199,9 @@ def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--read-every", type=int, default=READ_EVERY, help="micro-batches between reads (%(default)s)")
     parser.add_argument("--samples", type=int, default=SAMPLES, help="lines printed (%(default)s)")
     parser.add_argument("--index", choices=INDEXES, nargs="*", default=list(INDEXES), help="indexes of the table (all)")
+    parser.add_argument(
+        "--settle", type=float, default=0.0, help="then wait so many seconds, and print the number of files once more"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object per sample")
     parser.add_argument("--workdir", type=Path, help="where the table is put meanwhile")
     return parser.parse_args(arguments)

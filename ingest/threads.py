@@ -104,7 +104,8 @@ class CallThreads:
         self._name, self._most = name, most
         self._changed = threading.Condition()
         self._queue: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
-        self._threads = self._idle = 0
+        self.threads = self.idle = 0
+        """The numbers of threads, and of those that wait for a call."""
         self._closed = False
 
     def submit(self, call: Callable[[], T]) -> Future[T]:
@@ -118,9 +119,9 @@ class CallThreads:
                 job.cancel()
                 return job
             self._queue.append((job, call))
-            if self._idle >= len(self._queue):
+            if self.idle >= len(self._queue):
                 self._changed.notify()
-            elif self._threads < self._most:
+            elif self.threads < self._most:
                 self._start()
         return job
 
@@ -146,11 +147,11 @@ class CallThreads:
         try:
             threading.Thread(target=self._work, name=self._name, daemon=True).start()
         except RuntimeError:
-            if not self._threads:
+            if not self.threads:
                 self._queue.pop()
                 raise
         else:
-            self._threads += 1
+            self.threads += 1
 
     def _work(self) -> None:
         while (task := self._next()) is not None:
@@ -162,12 +163,12 @@ class CallThreads:
     def _next(self) -> tuple[Future[Any], Callable[[], Any]] | None:
         """Return the next call; None if this thread must end."""
         with self._changed:
-            self._idle += 1
+            self.idle += 1
             self._changed.wait_for(lambda: self._queue or self._closed, _IDLE)
-            self._idle -= 1
+            self.idle -= 1
             if self._queue:
                 return self._queue.popleft()
-            self._threads -= 1
+            self.threads -= 1
             return None
 
 

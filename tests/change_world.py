@@ -12,7 +12,7 @@ import pyarrow as pa
 
 import memwal
 from memwal import flush, wal
-from memwal.ingest.engine.table.garbage import Ages, TableCollector
+from tests.support.garbage import collect
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string()), ("n", pa.int64())])
 QUIET: dict[str, Any] = {
@@ -99,9 +99,7 @@ class ChangeWorld:
         """Read everything, then delete all garbage except what a reader of changes at the end needs."""
         self.read_on()
         self.read_on()
-        base, store = flush.BaseTable.open(self.uri, self.options), wal.open_store(self.uri, self.options)
-        collector = TableCollector(store, base.codec, wal.SystemClock(), wal.regions(store))
-        collector.collect(base, Ages(0.0, 0.0, 604_800.0, 0.0, changes=1e-6))
+        collect(self.uri, self.options, changes=1e-6)
 
     def take_over(self) -> None:
         """Let another writer claim the regions, from an open writer or from a closed one."""

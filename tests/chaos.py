@@ -175,8 +175,10 @@ class Pipeline:
         self.endpoints = spread(2, REGIONS)
         self.config.write_text(toml(self.sections(sections, master)))
         kafka.create_topic(self.topic, partitions=PARTITIONS)
-        self.daemons = [self._kept("serve", str(number), port=each) for number, each in enumerate(self.endpoints)]
-        self.run = self._kept("run", "run")
+        self.daemons = [
+            self.kept_process("serve", str(number), port=each) for number, each in enumerate(self.endpoints)
+        ]
+        self.run = self.kept_process("run", "run")
 
     def sections(self, sections: Sections, master: str) -> Sections:
         source = {
@@ -195,7 +197,7 @@ class Pipeline:
         }
         return {name: {**ours.get(name, {}), **sections.get(name, {})} for name in {**ours, **sections}}
 
-    def _kept(self, command: str, name: str, port: str = "") -> Kept:
+    def kept_process(self, command: str, name: str, port: str = "") -> Kept:
         ports = {"MEMWAL__DAEMON__PORT": port.rpartition(":")[2]} if port else {}
         env = environment({**self.place.environ, **ports})
         words = [sys.executable, "-m", self.PROGRAM, command, str(self.config)]

@@ -28,10 +28,10 @@ from tests.s3_server import free_ports
 _OPTIONS = [("grpc.use_local_subchannel_pool", 1)]
 
 
-def spread(daemons: int, regions: int) -> list[str]:
+def spread(daemons: int, regions: int, scheme: str = "grpc") -> list[str]:
     """Return endpoints that give every daemon a region: with few regions, random ones may leave a daemon without."""
     while True:
-        endpoints = [f"grpc://127.0.0.1:{port}" for port in free_ports(daemons)]
+        endpoints = [f"{scheme}://127.0.0.1:{port}" for port in free_ports(daemons)]
         if {target(wal.bucket_region(bucket), endpoints) for bucket in range(regions)} == set(endpoints):
             return endpoints
 

@@ -35,7 +35,9 @@ pytest_plugins = [
     "tests.page_site",
     "tests.s3_fixtures",
     "tests.simulation_fixtures",
+    "tests.support.indexes",
     "tests.support.interpose",
+    "tests.support.views",
     "tests.table_stages",
     "tests.temporary_files",
     "tests.ways",
@@ -208,7 +210,7 @@ def open_small(uri: str) -> Iterator[Callable[..., Any]]:
     ) -> Any:
         settings = {"commit": {"interval": commit}, **sections}
         new: dict[str, Any] = {} if Path(at).exists() else {"regions": regions}
-        take_over = take_over or any(not table._engine.closed for table in opened)
+        take_over = take_over or any(not table.closed for table in opened)
         table = memwal.open(at, schema=SCHEMA, key="id", indexes=INDEXES, settings=settings, take_over=take_over, **new)
         opened.append(table)
         return table

@@ -34,6 +34,7 @@ import lance
 import psutil
 
 import memwal
+from memwal.flush import BaseTable
 from memwal.ingest.engine.table.create import find_or_create
 from memwal.ingest.settings.load import Settings, load
 from memwal.ingest.spark.errors import found_in, of_spark
@@ -157,9 +158,11 @@ class Scene:
         find_or_create(self.settings, {})
         for daemon in [start_daemon(start, config, each) for each in endpoints]:
             daemon.line_with("serving")
-        self.sink = MemWalSink(self.settings)
+        self.sink = self._new_sink()
         self._land(BATCH)
-        self.run()
+        most = spark_sink.SMALL if case.where == ONE_TASK else 0
+        with mock.patch.object(spark_sink, "SMALL", most), mock.patch.object(spark_sink, "SMALL_ON_FEW", most):
+            self.run()
 
     def _sections(self, endpoints: list[str]) -> dict[str, dict[str, Any]]:
         key = {"append_only": True} if self.case.append else {"key": ["id"]}
@@ -237,7 +240,7 @@ class Scene:
         """Process what is left, as the next start of the same program does, or (not `anew`) with the same sink."""
         if anew:
             self.sink.close()
-            self.sink = MemWalSink(self.settings)
+            self.sink = self._new_sink()
         self.run()
 
     def run(self) -> None:
@@ -252,7 +255,7 @@ class Scene:
 
     def check(self) -> None:
         """Compare the table, and its dead letters, with the landed rows."""
-        with memwal.connect(self.sink._owner()) as table:
+        with memwal.connect(self.settings.table.uri) as table:
             stored = table.scan(list(COLUMNS)).read_all().to_pylist()
         rows = Counter((row["id"], row["name"], row["price"]) for row in stored)
         letters: Counter[str] = Counter()
@@ -265,6 +268,9 @@ class Scene:
     def close(self) -> None:
         """End the child daemon; the starter ends configured ones."""
         self.sink.close()
+
+    def _new_sink(self) -> MemWalSink:
+        return MemWalSink(self.settings, tasks=1)  # all batches pass one task after the shuffle too
 
     def _land(self, count: int) -> None:
         """Write a file of `count` rows; if the table has a key, half of them update keys of the file before."""
@@ -291,7 +297,7 @@ class Scene:
         self.rows[row] += 1
 
     def _started(self, pausing: Pausing | None = None) -> Any:
-        schema = written_schema(self.settings, self.sink._table())
+        schema = written_schema(self.settings, BaseTable.open(self.settings.table.uri))
         frame = read_stream(self.spark, self.settings.source, schema).frame
         if pausing is not None and self.case.where != SEND:
             frame = frame.mapInArrow(pausing, frame.schema)
@@ -308,8 +314,6 @@ class Scene:
             frame = routed_frame(*given)
             return frame.mapInArrow(pausing, frame.schema) if self.case.where == SEND else frame
 
-        self.sink._small = None if self.case.where == ONE_TASK else 0
-        self.sink._tasks = 1  # all batches pass one task after the shuffle too
         with (
             mock.patch.object(spark_sink, "routed_frame", through),
             mock.patch.object(spark_sink, "OneTask", partial(WatchedOne, place=pausing.place)),

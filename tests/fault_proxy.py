@@ -1,6 +1,6 @@
 """A proxy on loopback between an S3 client and its server that injects faults.
 
-    with FaultProxy.started(server.endpoint) as proxy:
+    with FaultProxy(server.endpoint) as proxy:
         proxy.inject(answers(409, "ConditionalRequestConflict"), method="PUT", key="/wal/")
         …  # the client talks to proxy.endpoint
         assert proxy.count("PUT", "/wal/") == 2
@@ -19,9 +19,10 @@ import struct
 import threading
 import time
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from typing import Self
 from urllib.parse import parse_qs, unquote, urlsplit
 
 _LONGEST_HEAD = 2**16
@@ -190,7 +191,7 @@ class _Message:
 
 
 class FaultProxy:
-    """The proxy, in its own thread.
+    """The proxy, in its own thread, which runs inside the context.
 
     Thread safety. Any thread may add rules and read the log while requests run.
     Invariants. The first matching rule decides; a request without a matching rule is passed on unchanged.
@@ -217,19 +218,15 @@ class FaultProxy:
         self.latency = 0.0
         """Seconds added to every request, before anything else."""
 
-    @classmethod
-    @contextmanager
-    def started(cls, server: str) -> Iterator[FaultProxy]:
-        """Run a proxy in front of `server` inside the context."""
-        proxy = cls(server)
-        proxy._thread.start()
-        if not proxy._ready.wait(60):
+    def __enter__(self) -> Self:
+        self._thread.start()
+        if not self._ready.wait(60):
             raise RuntimeError("the fault proxy did not start")
-        try:
-            yield proxy
-        finally:
-            proxy._loop.call_soon_threadsafe(proxy._over.set)
-            proxy._thread.join(60)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._over.set)
+        self._thread.join(60)
 
     def inject(
         self,

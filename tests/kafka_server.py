@@ -21,13 +21,13 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from tests.maven_jars import MavenJars, java, pyspark_jars, say
+from tests.support.server import ServerProcess
 
 JARS = MavenJars(
     "the tests' Kafka broker and Spark's connector", "kafka", Path(__file__).with_name("kafka_server.lock"), "55 MB"
@@ -79,7 +79,7 @@ class Ports(NamedTuple):
 
 
 @dataclass
-class KafkaServer:
+class KafkaServer(ServerProcess):
     """A running broker on loopback, with its messages in one directory.
 
     Thread safety. Any thread; but start it from a thread that lives as long as the broker must: on Linux the
@@ -89,16 +89,6 @@ class KafkaServer:
     directory: Path
     ports: Ports
     process: subprocess.Popen[bytes]
-
-    @classmethod
-    @contextmanager
-    def started(cls, directory: Path) -> Iterator[KafkaServer]:
-        """Run a broker with its messages below `directory` inside the context. Raises: RuntimeError."""
-        server = cls.start(directory)
-        try:
-            yield server
-        finally:
-            server.stop()
 
     @classmethod
     def start(cls, directory: Path, port: int | None = None) -> KafkaServer:
@@ -212,15 +202,6 @@ class KafkaServer:
         admin.delete_topics([name])[name].result(_READY_WITHIN)
         while name in admin.list_topics(timeout=_READY_WITHIN).topics:
             time.sleep(0.05)
-
-    def stop(self) -> None:
-        """Stop the broker; its messages stay. A second call does nothing."""
-        self.process.terminate()
-        try:
-            self.process.wait(30)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait(60)
 
     def restart(self) -> None:
         """Restart the broker, on the same port and with its messages. Raises: RuntimeError."""

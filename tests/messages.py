@@ -77,7 +77,7 @@ class GoldenMessages:
 
     def __init__(self, rewrite: bool) -> None:
         self._rewrite = rewrite
-        self._golden = parsed(GOLDEN.read_text(encoding="utf-8"))
+        self.expected = parsed(GOLDEN.read_text(encoding="utf-8"))
         self._found: dict[str, tuple[str, ...]] = {}
         self._collected: set[str] = set()
 
@@ -97,7 +97,7 @@ class GoldenMessages:
         finally:
             _raised = None
         found = self._found[item.nodeid] = tuple(message for message, _ in itertools.groupby(messages))
-        expected = self._golden.get(item.nodeid, ())
+        expected = self.expected.get(item.nodeid, ())
         if found != expected and not self._rewrite:
             difference = "\n".join(difflib.ndiff(expected, found))
             remedy = f"read them, then run `pytest --rewrite {item.nodeid.partition('::')[0]}`"
@@ -117,7 +117,7 @@ class GoldenMessages:
         files = {test.partition("::")[0] for test in self._collected}
         return [
             test
-            for test in self._golden
+            for test in self.expected
             if (test.partition("::")[0] in files and test not in self._collected)
             or not (GOLDEN.parents[2] / test.partition("::")[0]).exists()
         ]

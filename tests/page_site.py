@@ -38,8 +38,7 @@ class Site:
 
         self.pages = DaemonPages(Scrape())
         if table is not None:
-            self.pages.shows(getattr(table, "_engine", table))
-            self.pages.serves(None)
+            self.show(table)
         clock, self.events = SystemClock(), RecentEvents()
         storage = StorageRates(StorageCollector(CostSettings()), CostSettings(), clock)
         self.source = DaemonSource(self.pages, Place("grpc://here:1"), "before", Access(), clock, storage)
@@ -51,6 +50,15 @@ class Site:
         self.server = HttpServer("127.0.0.1", 0, self.pages.pages(), self.guard, **shown)
         self.port, self.url = self.server.port, self.server.url
         self.live.start()
+
+    def show(self, table: Any) -> None:
+        """Show a table from now on."""
+        self.pages.shows(getattr(table, "_engine", table))
+        self.pages.serves(None)
+
+    def routes(self) -> list[tuple[str, str]]:
+        """Return every method and path that the server answers."""
+        return [(each.method, str(each.resource.canonical)) for each in self.server.runner.app.router.routes()]
 
     def close(self) -> None:
         self.live.stop()

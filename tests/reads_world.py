@@ -25,6 +25,7 @@ import pytest
 import memwal
 import tests.inside  # noqa: F401 - what is imported changes what tests see
 from memwal import flush, wal
+from tests.support.rows import by_key
 from tests.ways import entered
 
 WORDS = ("harbor", "copper", "violet", "meadow", "zebra")
@@ -166,17 +167,18 @@ class ReadsWorld:
     def check(self) -> None:
         """Compare every kind of read at every level, through a random kind of table, with the oracle."""
         for level in LEVELS:
-            table = (self.table, self.stored, self.client)[int(self.draw.integers(3))]
+            kind = ("table", "stored", "client")[int(self.draw.integers(3))]
+            table = getattr(self, kind)
             model = self.visible(level)
             try:
                 self.check_rows(table, level, model)
                 self._check_ranked(table, level, model)
             except Exception as error:
-                where = f"{type(table._engine).__name__} at {level} after {', '.join(self.trace)}"
+                where = f"{kind} at {level} after {', '.join(self.trace)}"
                 raise AssertionError(f"{where}: {type(error).__name__}: {error}") from error
         for reader, share in ((self.stored, 1.0), (self.seldom, 0.2)):
             if self.draw.random() < share:
-                found = by_id(reader.scan(level="durable").read_all())
+                found = by_key(reader.scan(level="durable").read_all())
                 assert found == self.visible("durable"), f"a look at storage after {', '.join(self.trace)}"
 
     def visible(self, level: str) -> Model:
@@ -184,11 +186,11 @@ class ReadsWorld:
         return self.levels[level]
 
     def check_rows(self, table: Any, level: str, model: Model) -> None:
-        assert by_id(table.scan(level=level).read_all()) == model
+        assert by_key(table.scan(level=level).read_all()) == model
         low, high = sorted(self.draw.integers(0, 100, 2).tolist())
         predicate = f"n >= {low} AND n < {high}"
         passing = {id: row for id, row in model.items() if low <= row["n"] < high}
-        assert by_id(table.scan(filter=predicate, level=level).read_all()) == passing
+        assert by_key(table.scan(filter=predicate, level=level).read_all()) == passing
         assert table.count(predicate, level=level) == len(passing)
         assert table.count(level=level) == len(model)
         facets = table.facets("n", predicate, level=level).to_pydict()
@@ -230,7 +232,7 @@ class ReadsWorld:
             return
         matching = {id: row for id, row in model.items() if word in row["text"].split()}
         matched = table.match("text", word, 100, level=level)
-        assert by_id(matched.drop_columns(["_score"])) == matching
+        assert by_key(matched.drop_columns(["_score"])) == matching
         both = table.hybrid(query, word, 200, candidates=100, metric=metric, level=level)
         assert set(both["id"].to_pylist()) == set(nearest) | set(matching)
         for row in both.to_pylist():
@@ -274,13 +276,6 @@ def measured(model: Model, query: Any, metric: str) -> dict[int, float]:
             lengths = float(np.linalg.norm(vector) * np.linalg.norm(query))
             measures = {"l2": float(np.sum((vector - query) ** 2)), "dot": 1 - inner, "cosine": 1 - inner / lengths}
             found[id] = measures[metric]
-    return found
-
-
-def by_id(answer: pa.Table) -> Model:
-    """Return the rows of an answer by key; no key may occur twice."""
-    found = {row["id"]: row for row in answer.to_pylist()}
-    assert len(found) == answer.num_rows, "a key came back twice"
     return found
 
 

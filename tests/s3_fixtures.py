@@ -43,7 +43,7 @@ def s3_table(s3_server: S3Server) -> S3Table:
 
 @pytest.fixture(scope="session")
 def _proxy(s3_server: S3Server) -> Iterator[FaultProxy]:
-    with FaultProxy.started(s3_server.endpoint) as proxy:
+    with FaultProxy(s3_server.endpoint) as proxy:
         yield proxy
 
 

@@ -80,7 +80,7 @@ def on_s3(directory: Path, latency: float = 0.0, *, proxied: bool = True) -> Ite
     with ExitStack() as stack:
         server = stack.enter_context(S3Server.started(directory / "s3"))
         server.make_bucket(BUCKET)
-        proxy = stack.enter_context(FaultProxy.started(server.endpoint)) if proxied else None
+        proxy = stack.enter_context(FaultProxy(server.endpoint)) if proxied else None
         if proxy is not None:
             proxy.latency = latency
         yield Place(f"s3://{BUCKET}/table.lance", server.storage_options, proxy)

@@ -14,15 +14,15 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 from tests.go_program import GoProgram
+from tests.support.server import ServerProcess
 
 MINIO = GoProgram(
     title="the tests' S3 server (MinIO)",
@@ -44,7 +44,7 @@ _STARTS = 5
 
 
 @dataclass
-class S3Server:
+class S3Server(ServerProcess):
     """A running server on loopback, with its own credentials and its objects in one directory.
 
     Thread safety. Any thread; but start it from a thread that lives as long as the server must: on Linux the
@@ -55,16 +55,6 @@ class S3Server:
     access_key: str
     secret_key: str
     process: subprocess.Popen[bytes]
-
-    @classmethod
-    @contextmanager
-    def started(cls, directory: Path) -> Iterator[S3Server]:
-        """Run a server with its objects below `directory` inside the context. Raises: RuntimeError."""
-        server = cls.start(directory)
-        try:
-            yield server
-        finally:
-            server.stop()
 
     @classmethod
     def start(cls, directory: Path) -> S3Server:
@@ -142,15 +132,6 @@ class S3Server:
         pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=f"{prefix}/")
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(get, [each["Key"] for page in pages for each in page.get("Contents", ())]))
-
-    def stop(self) -> None:
-        """Stop the server; its files stay. A second call does nothing."""
-        self.process.terminate()
-        try:
-            self.process.wait(30)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait(60)
 
     @classmethod
     def _launch(cls, directory: Path) -> S3Server:

@@ -23,7 +23,8 @@ import pyarrow as pa
 from memwal import flush, wal
 from memwal.flush.commits.expiry import GRACE
 from memwal.ingest.engine.read.pinned import PinnedReads, pin
-from tests.reads_world import SCHEMA, SETTINGS, Model, ReadsWorld, by_id
+from tests.reads_world import SCHEMA, SETTINGS, Model, ReadsWorld
+from tests.support.rows import by_key
 
 KINDS = (
     pa.timestamp("us", "UTC"),
@@ -113,7 +114,7 @@ class TtlWorld(ReadsWorld):
         super().check_rows(table, level, model)
         counted = table.sql("SELECT count(*) AS n FROM table", level=level).read_all()
         assert counted.to_pylist() == [{"n": len(model)}]
-        found = by_id(table.sql("SELECT * FROM table WHERE n < 50", level=level).read_all())
+        found = by_key(table.sql("SELECT * FROM table WHERE n < 50", level=level).read_all())
         assert found == {id: row for id, row in model.items() if row["n"] < 50}
         if level != "latest":
             base = flush.BaseTable.open(self.uri)

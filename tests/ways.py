@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import memwal
+from memwal.ingest.service.client.router import Owner
 from memwal.ingest.service.daemon.service import FlightService
 
 
@@ -39,7 +40,6 @@ def entered(way: str, table: Any, ends: ExitStack) -> Any:
         return ends.enter_context(memwal.connect(served(table, ends)))
     client: Any = ends.enter_context(memwal.connect([served(table, ends), served(table, ends)]))
     router = client.router
-    owners = zip(router.regions, router.endpoints, strict=True)
-    router._believe({region: router._owners[region]._replace(endpoint=endpoint) for region, endpoint in owners})
+    router.believe({region: Owner(each, 0) for region, each in zip(router.regions, router.endpoints, strict=True)})
     assert router.sole is None
     return client

@@ -54,7 +54,7 @@ class ReadLease:
 
     def __init__(self, guard: EpochGuard, manifests: ManifestStore, manifest: RegionManifest, clock: Clock) -> None:
         """`manifest`: the newest that `guard` has written; its `read_lease` applies."""
-        self._guard, self._manifests, self._clock = guard, manifests, clock
+        self.guard, self._manifests, self._clock = guard, manifests, clock
         self._known, self._seconds = manifest, manifest.read_lease / 1000
         self._begun = self._proven = 0
         self._since: Instant = NEVER
@@ -66,7 +66,7 @@ class ReadLease:
 
     def covers(self, ticket: int) -> bool:
         """Return whether a read that took `ticket` may be answered from memory. Makes no request."""
-        return not self._ended and not self._guard.fenced and (self.proven(ticket) or self._age() < self._seconds)
+        return not self._ended and not self.guard.fenced and (self.proven(ticket) or self._age() < self._seconds)
 
     def proven(self, ticket: int) -> bool:
         """Return whether a proof that began after `ticket` was taken has succeeded."""
@@ -77,7 +77,7 @@ class ReadLease:
         """Whether a read that begins now is covered and no new proof is due yet: less than half of the lease has
         passed.
         """
-        return not self._ended and not self._guard.fenced and self._age() < self._seconds / 2
+        return not self._ended and not self.guard.fenced and self._age() < self._seconds / 2
 
     def begin(self) -> Instant:
         """Return the start of a proof; call it before the request to storage."""
@@ -94,7 +94,7 @@ class ReadLease:
         """
         self._begun += 1
         number, begun = self._begun, self.begin()
-        self._known = self._manifests.owned(self._guard, self._known)
+        self._known = self._manifests.owned(self.guard, self._known)
         self.confirm(begun)
         self._proven = max(self._proven, number)
 

@@ -144,11 +144,11 @@ def finished(run: CommitRun, base: BaseTable, failed: Container[UUID] = ()) -> B
     `failed`: regions to leave out. Raises as `commit`.
     """
     base = _caught_up(run, _marked(run, base))
-    _prune_all(run.store, base, run, failed)
+    prune_all(run.store, base, run, failed)
     return base
 
 
-def _prune_all(store: ObjectStore, base: BaseTable, run: CommitRun, failed: Container[UUID]) -> None:
+def prune_all(store: ObjectStore, base: BaseTable, run: CommitRun, failed: Container[UUID]) -> None:
     """Run step 9: sync the base if a manifest lists committed SSTs, then remove these SSTs from the manifests.
 
     Skips the regions in `failed`, because nothing of them was committed.

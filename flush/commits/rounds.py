@@ -82,7 +82,7 @@ class Rounds(CommitRun):
         base = self.opened()
         plans: list[RegionPlan] = []
         try:
-            plans = self._agreed(manifests, base)
+            plans = self.agreed(manifests, base)
             if not plans and self.unchecked is None:
                 return base
             if not self._gave_way(plans, base):
@@ -156,7 +156,7 @@ class Rounds(CommitRun):
         self.published = self.published or {each.region_id: _newest(each) for each in manifests}
         return manifests
 
-    def _agreed(self, manifests: Sequence[RegionManifest], base: BaseTable) -> list[RegionPlan]:
+    def agreed(self, manifests: Sequence[RegionManifest], base: BaseTable) -> list[RegionPlan]:
         """Run step 2: return the ranges agreed between all committers."""
         restored = partial(restored_generations, self.store, base.version)
         everything: list[RegionPlan] = []

@@ -263,7 +263,7 @@ class SstCollector:
         if (newest := listing.manifest) is None:
             verdicts = dict.fromkeys(listing.names, Verdict.UNPUBLISHED)
         else:
-            verdicts = {name: self._verdict(name, newest, needs) for name in listing.names}
+            verdicts = {name: self.verdict(name, newest, needs) for name in listing.names}
         counts = Counter(verdicts.values())
         young: Counter[Verdict] = Counter()
         freed: Counter[Verdict] = Counter()
@@ -292,7 +292,7 @@ class SstCollector:
 
     # ---- judging -------------------------------------------------------------------------------------------------
 
-    def _verdict(self, name: str, manifest: RegionManifest, needs: BaseNeeds) -> Verdict:
+    def verdict(self, name: str, manifest: RegionManifest, needs: BaseNeeds) -> Verdict:
         """Return the verdict on a directory by rules 1 to 4."""
         parsed = parse_sst_dir(name)
         assert parsed is not None

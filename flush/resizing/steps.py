@@ -235,13 +235,14 @@ class _Run:
             entries = ((parse_entry_key(info.key), info.size) for info in self.store.describe(wal_prefix(region)))
             logged = sum(size for key, size in entries if key is not None and key.position > after)
         with self.budget.of(logged):
-            claimed = self._seal(region)
-            rows = self._drain(claimed)
+            claimed = self.seal(region)
+            rows = self.drain(claimed)
             claimed.entries.clear()
         self._claims[region] = claimed
         return rows
 
-    def _seal(self, region: UUID) -> Claim:
+    def seal(self, region: UUID) -> Claim:
+        """Claim `region`, and seal it with the claim."""
         return claim(
             self.store,
             region,
@@ -254,7 +255,7 @@ class _Run:
             options=self.options,
         )
 
-    def _drain(self, claimed: Claim) -> int:
+    def drain(self, claimed: Claim) -> int:
         """Flush generations as in the log: one that Lance's own writer may have published has all its rows in it."""
         rows, generation, covers, done = list[Entry](), claimed.manifest.current_generation, 0, 0
         for entry in claimed.entries:

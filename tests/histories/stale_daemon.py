@@ -14,13 +14,13 @@ from memwal.wal import ReadLease
 
 
 def _covers(lease: ReadLease, _: int) -> bool:
-    return not lease._guard.fenced
+    return not lease.guard.fenced
 
 
 if __name__ == "__main__":
     with (
         patch.object(ReadLease, "covers", _covers),
-        patch.object(ReadLease, "fresh", property(lambda lease: not lease._guard.fenced)),
+        patch.object(ReadLease, "fresh", property(lambda lease: not lease.guard.fenced)),
         patch.object(Balancer, "_check", lambda *_: None),
     ):
         main()

@@ -24,7 +24,7 @@ def test_the_file_is_as_rewrite_writes_it() -> None:
 def run_with(expected: tuple[str, ...], *texts: str) -> None:
     """Run a test that raises these errors, against the messages in the golden file."""
     golden: Any = GoldenMessages(rewrite=False)
-    golden._golden = {"a test": expected}
+    golden.expected = {"a test": expected}
     running = golden.pytest_runtest_call(SimpleNamespace(nodeid="a test"))
     next(running)
     for text in texts:

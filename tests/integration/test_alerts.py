@@ -38,6 +38,7 @@ from tests.conftest import Running, small_sections, toml, wait_until
 from tests.opened import open_table
 from tests.promtool import promtool
 from tests.support.clock import FakeClock
+from tests.support.interpose import puts_answered
 
 MINUTE = 60 // EVERY
 """Scrapes per minute."""
@@ -138,15 +139,11 @@ def test_a_writer_that_was_fenced(watched: Callable[..., Opened], made: Any) -> 
     scrapes.expect({"MemwalRegionDown"})
 
 
-def test_a_writer_that_storage_gave_no_answer(
-    watched: Callable[..., Opened], made: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_writer_that_storage_gave_no_answer(watched: Callable[..., Opened], made: Any) -> None:
     table, scrapes = watched(wal=QUICK)
     scrapes.take(HEALTHY)
-    with monkeypatch.context() as silent:
-        silent.setattr(wal.LocalStore, "put_if_absent", lambda *_: wal.PutOutcome.OUTCOME_UNKNOWN)
-        with pytest.raises(memwal.UnknownOutcome):
-            table.put(made.rows([1]))
+    with puts_answered(wal.PutOutcome.OUTCOME_UNKNOWN), pytest.raises(memwal.UnknownOutcome):
+        table.put(made.rows([1]))
     scrapes.take(LONG)
     for what in ("append", "poison"):
         assert scrapes.newest("memwal_region_last_error_timestamp_seconds", **_of(table, what=what)) > 0
@@ -169,16 +166,11 @@ def test_two_processes_that_take_a_region_from_each_other(watched: Callable[...,
     scrapes.expect({"MemwalFencing"})
 
 
-def test_flushes_that_fail(watched: Callable[..., Opened], made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flushes_that_fail(watched: Callable[..., Opened], made: Any) -> None:
     table, scrapes = watched(wal=QUICK, memtable={"rows_max": 1}, flush={"retry_delay": "10ms"})
     scrapes.take(HEALTHY)
-    meter, real = table.regions.context.meters.of(table.base.regions[0]), wal.LocalStore.put_if_absent
-
-    def no_answer(store: wal.LocalStore, key: str, data: bytes) -> wal.PutOutcome:
-        return wal.PutOutcome.OUTCOME_UNKNOWN if "/manifest/" in key else real(store, key, data)
-
-    with monkeypatch.context() as silent:
-        silent.setattr(wal.LocalStore, "put_if_absent", no_answer)
+    meter = table.regions.context.meters.of(table.base.regions[0])
+    with puts_answered(wal.PutOutcome.OUTCOME_UNKNOWN, of="/manifest/"):
         table.put(made.rows([1]))
         wait_until(lambda: meter.flush_failures > 3)
         scrapes.take(HEALTHY)

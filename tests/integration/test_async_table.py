@@ -5,13 +5,11 @@ resources.
 from __future__ import annotations
 
 import asyncio
-import gc
 import inspect
 import subprocess
 import sys
 import threading
 import time
-import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
@@ -32,6 +30,7 @@ from memwal.ingest.service.client.remote import RemoteTable
 from tests.conftest import toml
 from tests.integration.test_router import Pair
 from tests.messages import raises
+from tests.support.views import within
 from tests.ways import served
 
 SCHEMA = pa.schema(
@@ -47,14 +46,6 @@ SOON = 0.5
 
 def rows(ids: range) -> list[dict[str, Any]]:
     return [{"id": id, "text": f"word{id % 7} common", "vector": [id, 1.0]} for id in ids]
-
-
-def within(seconds: float, met: Callable[[], bool]) -> bool:
-    until = time.monotonic() + seconds
-    while not met() and time.monotonic() < until:
-        gc.collect()
-        time.sleep(0.01)
-    return met()
 
 
 class World:
@@ -99,7 +90,7 @@ def connected(world: World) -> Coroutine[Any, Any, AsyncTable]:
 
 def idle(table: AsyncTable) -> bool:
     """Return whether no thread of the table makes a call."""
-    return all(pool._idle == pool._threads for pool in (table._reads, table._writes))
+    return all(pool.idle == pool.threads for pool in (table._reads, table._writes))
 
 
 # ---- the same answers ----------------------------------------------------------------------------------------------
@@ -289,20 +280,6 @@ def gate() -> Iterator[Gate]:
     made = Gate()
     yield made
     made.opened.set()
-
-
-@pytest.fixture
-def held(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Any]]:
-    """Collect weak references to the views that reads hold."""
-    references: list[weakref.ref[Any]] = []
-    through = BaseReads.__init__
-
-    def remembered(self: BaseReads, *args: Any) -> None:
-        through(self, *args)
-        references.append(weakref.ref(self))
-
-    monkeypatch.setattr(BaseReads, "__init__", remembered)
-    return references
 
 
 @pytest.fixture

@@ -23,13 +23,13 @@ from memwal import flush, wal
 from memwal.flush import BaseTable
 from memwal.flush.backup import copying
 from memwal.flush.backup.record import RECORD, read_record
-from memwal.ingest.engine.table.garbage import Ages, TableCollector
 from memwal.wal import open_store
 from tests import fault_proxy as faults
 from tests.backups import backed_up, restored, rows_of, tags
 from tests.conftest import toml, wait_until
 from tests.fault_proxy import FaultProxy
 from tests.s3_fixtures import S3Table
+from tests.support.garbage import collect
 
 SCHEMA = pa.schema(
     [
@@ -122,9 +122,7 @@ class Load:
             lance.dataset(self.uri).cleanup_old_versions(retain_versions=2, error_if_tagged_old_versions=False)
 
     def _collect(self) -> None:
-        base, store = BaseTable.open(self.uri), open_store(self.uri)
-        collector = TableCollector(store, base.codec, wal.SystemClock(), wal.regions(store))
-        found = collector.collect(base, Ages(wal=2.0, sst=0.0, orphan=3600.0), orphans=False)
+        found = collect(self.uri, wal=2.0, manifest=86_400.0, orphans=False)
         self.collected += found.entries + found.committed
 
     def check(self, uri: str, record: Any) -> None:

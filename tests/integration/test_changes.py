@@ -17,9 +17,9 @@ import pytest
 import memwal
 from memwal import flush, wal
 from memwal.flush.commits.merge_passes import delete_pass
-from memwal.ingest.engine.table.garbage import Ages, TableCollector
 from tests.change_world import QUIET, SCHEMA, ChangeWorld, row
 from tests.messages import raises
+from tests.support.garbage import collect
 from tests.ways import entered
 
 Told = list[tuple[Any, ...]]
@@ -39,12 +39,6 @@ def told(changes: Any, *columns: str) -> Told:
     """Return the kind and the columns of each change."""
     rows = changes.read_all() if not isinstance(changes, pa.Table) else changes
     return [tuple(each[name] for name in ("_change", *columns)) for each in rows.to_pylist()]
-
-
-def collect(uri: str, **ages: float) -> None:
-    base, store = flush.BaseTable.open(uri), wal.open_store(uri)
-    collector = TableCollector(store, base.codec, wal.SystemClock(), wal.regions(store))
-    collector.collect(base, Ages(**{"wal": 0.0, "sst": 0.0, "orphan": 604_800.0, "manifest": 0.0} | ages))
 
 
 def entries(uri: str) -> list[int]:

@@ -15,14 +15,7 @@ import psutil
 import pytest
 
 import memwal
-
-
-def names(table: Any, level: str = "latest") -> dict[int, str]:
-    """Return the rows of a table, name by id; each key occurs once."""
-    rows = table.scan(["id", "name"], level=level).read_all().to_pylist()
-    found = {row["id"]: row["name"] for row in rows}
-    assert len(found) == len(rows)
-    return found
+from tests.support.rows import names
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

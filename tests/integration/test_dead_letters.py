@@ -559,7 +559,7 @@ def dying(monkeypatch: pytest.MonkeyPatch) -> Dying:
     """Return a context in which the driver dies: "behind the letters", when they are written and before any region got
     a row, or "at the third job", when a region has rejected rows and their letters are written.
     """
-    collected = spark_sink._collected
+    collected = spark_sink.collected
 
     @contextmanager
     def begin(when: str) -> Iterator[None]:
@@ -574,7 +574,7 @@ def dying(monkeypatch: pytest.MonkeyPatch) -> Dying:
             raise memwal.Unavailable("the driver died")
 
         with monkeypatch.context() as patched:
-            patched.setattr(spark_sink, "_collected", dies)
+            patched.setattr(spark_sink, "collected", dies)
             with pytest.raises(memwal.Unavailable, match="the driver died"):
                 yield
 

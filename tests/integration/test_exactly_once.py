@@ -17,18 +17,11 @@ import pytest
 import memwal
 from tests import ways
 from tests.messages import raises
+from tests.support.rows import names
 
 COMMIT_ON_DEMAND = {"commit": {"interval": "0s"}}
 SEED = 3
 """Seed of `tests/scripts/writer.py`: its first operation is a durable put of 60 rows, which takes several entries."""
-
-
-def names(table: Any) -> dict[int, str]:
-    """Return the rows of a table, name by id; each key occurs once."""
-    rows = table.scan(["id", "name"]).read_all().to_pylist()
-    found = {row["id"]: row["name"] for row in rows}
-    assert len(found) == len(rows)
-    return found
 
 
 def by_region(table: Any, made: Any, ids: range) -> dict[str, list[int]]:

@@ -18,16 +18,10 @@ import memwal
 from memwal import wal
 from tests.conftest import extent, wait_until
 from tests.messages import raises
+from tests.support.interpose import Once
+from tests.support.rows import names
 
 SETTINGS = {"commit": {"interval": "0s"}}
-
-
-def names(table: Any) -> dict[int, str]:
-    """Return the rows of a table, name by id; each key occurs once."""
-    rows = table.scan(["id", "name"]).read_all().to_pylist()
-    found = {row["id"]: row["name"] for row in rows}
-    assert len(found) == len(rows)
-    return found
 
 
 def test_the_older_writer_is_refused_with_both_epochs(open_small: Callable[..., Any], made: Any) -> None:
@@ -49,21 +43,12 @@ def test_the_older_writer_is_refused_with_both_epochs(open_small: Callable[..., 
 
 
 def test_rows_that_were_written_as_the_region_was_taken_are_not_told_to_be_fenced(
-    open_small: Callable[..., Any], made: Any, monkeypatch: pytest.MonkeyPatch
+    open_small: Callable[..., Any], made: Any, monkeypatch: pytest.MonkeyPatch, once: Once
 ) -> None:
     """The newer writer has the rows: after `FencedError` a client would send them again, even without a token."""
     older, newer = open_small(regions=1), list[Any]()
-    put = wal.LocalStore.put_if_absent
-
-    def taken_over_after(store: wal.LocalStore, key: str, data: bytes) -> wal.PutOutcome:
-        outcome = put(store, key, data)
-        if not newer:
-            newer.append(None)
-            newer[0] = open_small()
-        return outcome
-
     monkeypatch.setattr("memwal.wal.appender._PROOF_LASTS", 0.0)
-    monkeypatch.setattr(wal.LocalStore, "put_if_absent", taken_over_after)
+    once(wal.LocalStore, "put_if_absent", lambda: newer.append(open_small()), after=True)
     with raises(memwal.UnknownOutcome):
         older.put(made.rows([1]))
     assert names(newer[0]) == {1: "row 1 v0"}

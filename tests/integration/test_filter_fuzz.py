@@ -26,6 +26,7 @@ from memwal.memtable.filter import predicate as predicates
 from tests.conftest import environment, extent
 from tests.support.snapshots import snapshot
 
+pytestmark = pytest.mark.usefixtures("every_index")
 RUNNER = Path(__file__).parents[1] / "scripts" / "filter_runner.py"
 DEEP = pa.struct([("i", pa.int64()), ("s", pa.string())])
 FIELDS = pa.struct([("i", pa.int64()), ("s", pa.string()), ("b", pa.bool_()), ("g", pa.float32()), ("deep", DEEP)])
@@ -192,13 +193,6 @@ def differences(seed: int, count: int, place: Path) -> tuple[list[str], int]:
         if wanted != "fails" and (found(by_index, filter), found(in_memory, filter)) != (wanted, wanted):
             differ.append(filter)
     return differ, taken
-
-
-@pytest.fixture(autouse=True)
-def every_index(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memwal.memtable.filter.scalar_index.LOOKS", 0)
-    monkeypatch.setattr("memwal.memtable.snapshot.WORTH", 1)
-    monkeypatch.setattr("memwal.memtable.snapshot.SCANNED", 0)
 
 
 @pytest.mark.parametrize("seed", range(extent(1, 10)))

@@ -38,13 +38,12 @@ class Served:
         self.service = FlightService(
             getattr(table, "_engine", table), "grpc://127.0.0.1:0", guard=self.guard, limits=replace(DEFAULTS, **limits)
         )
-        self.calls = self.service._calls
         self.endpoint = f"grpc://127.0.0.1:{self.service.port}"
         self.client = memwal.connect(self.endpoint)
         self.connection = Connection(self.endpoint)
 
     def under_way(self) -> int:
-        return self.calls._under_way
+        return self.service.calls.under_way
 
     def refused(self, why: str) -> int:
         return dict(self.guard.refused.counts("flight"))[why]  # type: ignore[index]
@@ -135,7 +134,7 @@ def test_a_scan_counts_as_a_call_until_its_end_and_no_longer(
 
 def test_what_ends_the_waiting_of_puts_is_taken_however_many_calls_are_under_way(serve: Callable[..., Served]) -> None:
     served = serve(calls=1)
-    with served.calls.enter():
+    with served.service.calls.enter():
         served.connection.act("flush", None, 30)
         assert served.connection.act("commit", None, 30)["ssts"] == 1
         with raises(Unavailable):

@@ -27,6 +27,8 @@ from memwal.wal.layout import parse_sst_dir, region_prefix
 from tests.clean import assert_clean
 from tests.messages import raises
 from tests.support.clock import FakeClock
+from tests.support.garbage import collect
+from tests.support.interpose import Once
 
 REGION = wal.bucket_region(0)
 ROUNDS = 7
@@ -47,13 +49,6 @@ def config(tmp_path: Path, uri: str, **gc: str) -> Path:
     lines = [f'[table]\nuri = "{uri}"\n[gc]', *(f'{name} = "{value}"' for name, value in gc.items())]
     path.write_text("\n".join(lines) + "\n")
     return path
-
-
-def collected(uri: str, *, sst_age: float) -> TableGarbage:
-    """Collect like `memwal gc`, in this process, and keep WAL entries younger than 10 minutes."""
-    base, store = flush.BaseTable.open(uri), wal.open_store(uri)
-    collector = TableCollector(store, base.codec, wal.SystemClock(), wal.regions(store))
-    return collector.collect(base, Ages(wal=600.0, sst=sst_age, orphan=604_800.0))
 
 
 def filled(uri: str, made: Any) -> None:
@@ -222,10 +217,10 @@ def test_a_reader_that_holds_an_older_view_still_reads_within_the_grace_time(uri
         for file in Path(uri).rglob("*"):
             os.utime(file, (a_day_ago, a_day_ago))
         table.commit()
-        assert collected(uri, sst_age=600.0).regions[0].ssts.needed == 1
+        assert collect(uri, wal=600.0, manifest=86_400.0, sst=600.0).regions[0].ssts.needed == 1
         (sst,) = manifest.ssts
         assert flush.read_sst(wal.open_store(uri), REGION, sst).num_rows == 2
-        assert collected(uri, sst_age=0.0).committed == 1
+        assert collect(uri, wal=600.0, manifest=86_400.0, sst=0.0).committed == 1
         assert ssts(uri) == []
 
 
@@ -243,7 +238,7 @@ def test_a_reader_that_is_slower_than_the_grace_time_begins_again(
             loads.append(arguments)
             if len(loads) == 1:
                 table.commit()
-                assert collected(uri, sst_age=0.0).committed == 1
+                assert collect(uri, wal=600.0, manifest=86_400.0, sst=0.0).committed == 1
             return load(*arguments)
 
         load = memwal.ingest.engine.read.reader.load_sst
@@ -253,17 +248,12 @@ def test_a_reader_that_is_slower_than_the_grace_time_begins_again(
         assert len(loads) == 1
 
 
-def test_an_sst_that_is_committed_while_a_read_begins_counts_once(
-    uri: str, made: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_sst_that_is_committed_while_a_read_begins_counts_once(uri: str, made: Any, once: Once) -> None:
     """If the list of SSTs were older than the base table, rows of both would count twice, or deletes be undone."""
-    base = Reader.base
 
-    def committed_meanwhile(of: Reader) -> Any:
-        monkeypatch.undo()
+    def commit() -> None:
         table.commit()
         table.upkeep.collect()
-        return base(of)
 
     with memwal.open(uri, schema=made.schema, key="id", regions=2, settings=BY_HAND) as table:
         stored = memwal.open(uri, read_only=True)
@@ -272,7 +262,7 @@ def test_an_sst_that_is_committed_while_a_read_begins_counts_once(
             table.flush()
             table.delete([20])
             table.flush()
-            monkeypatch.setattr(Reader, "base", committed_meanwhile)
+            once(Reader, "base", commit)
             found = reader.count(level=level) if counts else reader.scan(["id"], level=level).read_all().num_rows
             assert found == 20, (type(reader), level)
 

@@ -19,6 +19,7 @@ from memwal import flush, wal
 from memwal.flush.commits import committer, index_changes
 from memwal.ingest.engine.table.embedded import Table
 from tests.messages import raises
+from tests.support.interpose import Once
 from tests.ways import entered
 
 SCHEMA = pa.schema(
@@ -210,16 +211,9 @@ def test_another_owner_follows_at_its_next_read(opened: Any, uri: str) -> None:
         assert set(stored.match("text", "zebra", 1000)["id"].to_pylist()) == matching(opened, "durable", "zebra")
 
 
-def test_two_that_change_the_indexes_at_once_lose_neither_change(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_that_change_the_indexes_at_once_lose_neither_change(opened: Any, once: Once) -> None:
     fill(opened)
-    build = index_changes._build
-
-    def meanwhile(dataset: lance.LanceDataset, spec: memwal.memtable.IndexSpec) -> None:
-        monkeypatch.setattr(index_changes, "_build", build)
-        build(dataset, spec)
-        opened.create_index("n", "btree")
-
-    monkeypatch.setattr(index_changes, "_build", meanwhile)
+    once(index_changes, "create_scalar_indexes", lambda: opened.create_index("n", "btree"), after=True)
     opened.create_index("text", "fts")
     assert {each["name"] for each in opened.list_indexes()} == {"n_idx", "text_idx"}
     check_reads(opened)

@@ -184,7 +184,7 @@ def test_a_reader_that_takes_nothing_is_cut_off(
 
 def _ticks(site: Site) -> Any:
     """Return the part of the server that renders messages for readers."""
-    router = site.server._runner.app.router
+    router = site.server.runner.app.router
     handlers = [route.handler for route in router.routes() if route.resource.canonical == "/live/events"]
     return handlers[0].__self__._ticks
 

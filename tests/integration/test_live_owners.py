@@ -76,15 +76,16 @@ def test_who_closes_while_another_claims_leaves_no_table_that_looks_free(
     open_small: OpenSmall, uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The note that a closing owner deletes may be its successor's, written after the owner read the note."""
-    older, newer, read = open_small(), list[Any](), owners._read
+    older, newer, get = open_small(), list[Any](), wal.LocalStore.get
 
-    def read_then_sleep(store: wal.ObjectStore, region: Any) -> Any:
-        note = read(store, region)
-        monkeypatch.undo()
-        newer.append(open_small(take_over=True))
-        return note
+    def read_then_sleep(store: wal.LocalStore, key: str) -> bytes | None:
+        data = get(store, key)
+        if key.endswith("/owner.json"):
+            monkeypatch.undo()
+            newer.append(open_small(take_over=True))
+        return data
 
-    monkeypatch.setattr(owners, "_read", read_then_sleep)
+    monkeypatch.setattr(wal.LocalStore, "get", read_then_sleep)
     older.close()
     assert owners.read(wal.open_store(uri), newer[0].base.regions).keys() == set(newer[0].base.regions)
     with raises(memwal.Unavailable):

@@ -26,17 +26,12 @@ from tests.clean import assert_clean
 from tests.conftest import Cli, Made, OpenSmall, Script, Serve, SmallConfig, Start, wait_until
 from tests.lance_scan import scanned
 from tests.s3_fixtures import S3Table
+from tests.support.rows import names
 
 
 def written(path: Path, rows: pa.Table) -> Path:
     pa.parquet.write_table(rows, path)
     return path
-
-
-def names(table: Any, level: str = "latest") -> dict[int, str]:
-    found = table.scan(["id", "name"], level=level).read_all().to_pylist()
-    assert len({row["id"] for row in found}) == len(found), "a key stands twice"
-    return {row["id"]: row["name"] for row in found}
 
 
 def clean(uri: str) -> None:

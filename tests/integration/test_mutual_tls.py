@@ -17,19 +17,16 @@ import pyarrow.parquet as pq
 import pytest
 
 import memwal
-from memwal import wal
 from memwal.ingest.errors import denies_access
-from memwal.ingest.service.daemon.placement import target
 from memwal.ingest.service.rpc import tls
 from memwal.ingest.service.rpc.credentials import Access
 from memwal.ingest.service.rpc.guard import Guard
 from memwal.ingest.settings.load import load
 from tests.certificates import Certificates, Pair
-from tests.cluster import start_daemon
+from tests.cluster import spread, start_daemon
 from tests.conftest import PATIENCE, Cli, SmallConfig, Start, WaitUntil
 from tests.integration.test_http_edge import fetch
 from tests.messages import raises
-from tests.s3_server import free_ports
 from tests.spark_cluster import quick
 
 REGIONS = 4
@@ -96,7 +93,7 @@ async def _counted(endpoint: str, certificates: Certificates) -> int:
 def test_daemons_hand_over_to_each_other(
     small_config: SmallConfig, start: Start, certificates: Certificates, made: Any, wait_until: WaitUntil
 ) -> None:
-    endpoints = _spread(2)
+    endpoints = spread(2, REGIONS, "grpc+tls")
     # a daemon uses its certificate as a client too
     daemon = {**certificates.server_only, "tls_client_ca": str(certificates.server_ca)}
     config = small_config(regions={"count": REGIONS}, daemon={**daemon, "endpoints": endpoints}, **QUIET)
@@ -118,24 +115,23 @@ def test_daemons_hand_over_to_each_other(
 
 
 def test_a_daemon_tells_why_it_cannot_look_at_its_peer_and_leaves_it_its_regions_at_first(
-    small_config: SmallConfig, start: Start, certificates: Certificates
+    small_config: SmallConfig, start: Start, certificates: Certificates, wait_until: WaitUntil
 ) -> None:
     """A peer that rejects the certificate counts as alive: its regions are not taken over like
     those of an ended peer.
     """
     from memwal.ingest.service.daemon.peers import Peer
 
-    endpoints, seen = _spread(2), []
+    endpoints, seen = spread(2, REGIONS, "grpc+tls"), []
     config = small_config(regions={"count": REGIONS}, daemon={**certificates.daemon, "endpoints": endpoints}, **QUIET)
     start_daemon(start, config, endpoints[0]).line_with("serving")
     access = Access("", str(certificates.server_ca), *certificates.stranger)
     peer = Peer(endpoints[0], endpoints[1], "t", lambda *told: seen.append(told[1:]), access)
     try:
-        assert peer._look()
+        wait_until(lambda: (None, False) in seen)
         assert peer.denies
     finally:
         peer.stop()
-    assert (None, False) in seen
     assert (None, True) not in seen
 
 
@@ -219,11 +215,3 @@ def test_what_a_process_presents(small_config: SmallConfig, certificates: Certif
     assert "PRIVATE" not in repr(tls)
     assert "BEGIN" not in repr(Guard.of(settings.daemon, {}))
     assert Access.of(load(small_config(daemon=certificates.server_only), {})).options({})["tls"].certificate is None
-
-
-def _spread(daemons: int) -> list[str]:
-    """Return endpoints for which every daemon gets a region."""
-    while True:
-        endpoints = [f"grpc+tls://127.0.0.1:{port}" for port in free_ports(daemons)]
-        if {target(wal.bucket_region(bucket), endpoints) for bucket in range(REGIONS)} == set(endpoints):
-            return endpoints

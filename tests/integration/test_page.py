@@ -441,8 +441,7 @@ def test_the_token_is_asked_for_and_kept_for_the_tab(
     assert view.page.evaluate("localStorage.length + document.cookie.length") == 0
     assert view.page.locator("#query").is_hidden()
     table = open_small()
-    pages.pages.shows(table._engine)
-    pages.pages.serves(None)
+    pages.show(table)
     view.says("healthy", "Healthy")
     view.until("!document.querySelector('#query').hidden")
 

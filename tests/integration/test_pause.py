@@ -132,7 +132,7 @@ def test_flush_and_commit_over_http_say_what_was_done(
 def test_who_asks_for_a_commit_while_one_runs_gets_its_answer(guarded: tuple[Any, Site]) -> None:
     table, site = guarded
     table.flush()
-    answers, server = list[Any](), site.server._runner.server
+    answers, server = list[Any](), site.server.runner.server
 
     def ask() -> None:
         answers.append(site.ask("POST", "/commit", **as_role("admin")))

@@ -356,17 +356,11 @@ def test_no_bytes_change_anything_or_show_the_inside(
 # ---- HTTP -----------------------------------------------------------------------------------------------------------
 
 
-def routes(site: Site) -> list[tuple[str, str]]:
-    """Return every method and path that the server answers."""
-    found = site.server._runner.app.router.routes()
-    return [(route.method, str(route.resource.canonical)) for route in found]
-
-
 def test_every_page_refuses_who_may_not_see_it_and_what_is_no_request(served: Served) -> None:
     before, site = served.state(), served.site
-    assert {method for method, _ in routes(site)} == {"GET", "HEAD", "POST"}
-    assert len(routes(site)) > 20
-    for method, path in routes(site):
+    assert {method for method, _ in site.routes()} == {"GET", "HEAD", "POST"}
+    assert len(site.routes()) > 20
+    for method, path in site.routes():
         for header in (b"", b"Authorization: Bearer " + UNKNOWN.encode() + b"\r\n", b"Authorization: Basic eDp5\r\n"):
             body = b"Content-Type: application/json\r\nContent-Length: 2\r\n\r\n{}" if method == "POST" else b"\r\n"
             answer = asked(served, f"{method} {path}", header + body)
@@ -382,7 +376,7 @@ def test_every_page_refuses_who_may_not_see_it_and_what_is_no_request(served: Se
         assert [status(each) for each in (large, garbage, other)] == [413, 400, 405], (method, path)
         now = site.guard.refused.counts("http")
         assert (now["size"] - counted["size"], now["invalid"] - counted["invalid"]) == (1, 2)
-    closed = [path for method, path in routes(site) if path not in OPEN]
+    closed = [path for method, path in site.routes() if path not in OPEN]
     assert site.guard.refused.counts("http")["token"] == 3 * len(closed) - 2, "readyz answers GET and HEAD"
     assert served.state() == before
     served.expect_healthy()

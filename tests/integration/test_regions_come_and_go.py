@@ -7,9 +7,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from threading import Event
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 from uuid import UUID
@@ -22,12 +22,14 @@ import memwal
 from memwal.ingest.engine.table.embedded import Table
 from memwal.ingest.service.daemon.service import FlightService
 from memwal.ingest.service.daemon.standby import Standby
+from memwal.ingest.service.rpc.connection import Connection
 from memwal.ingest.service.rpc.wire import from_flight
 from memwal.ingest.settings.load import load
 from tests.conftest import SmallConfig, WaitUntil
 from tests.messages import raises
 from tests.opened import open_table
 from tests.raw_calls import message_from
+from tests.ways import served
 
 REGIONS = 4
 
@@ -231,9 +233,11 @@ def test_a_standby_reads_the_logs_that_it_may_take_over(owners: tuple[Table, Tab
 
 
 def flush(owner: Table, regions: Sequence[UUID]) -> None:
-    """Flush like a daemon that gets the request of a client."""
-    service = SimpleNamespace(table=owner)
-    FlightService._flush(service, {"regions": [str(region) for region in regions], "routing": 1})  # type: ignore[arg-type]
+    """Ask a daemon of the table to flush some regions, as a client does."""
+    with ExitStack() as ends:
+        connection = Connection(served(owner, ends))
+        ends.callback(connection.close)
+        connection.act("flush", {"regions": [str(region) for region in regions], "routing": 1})
 
 
 def test_a_flush_of_regions_that_are_not_all_here_says_so(owners: tuple[Table, Table], made: Any) -> None:

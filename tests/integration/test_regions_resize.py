@@ -13,13 +13,13 @@ import pytest
 
 import memwal
 from memwal.flush import resize
-from memwal.flush.commits import committer
 from memwal.wal import SystemClock, SystemIds, open_store
 from tests.cluster import Cluster, spread, start_daemon
 from tests.conftest import INDEXES, SCHEMA, Cli, OpenSmall, Serve, SmallConfig, Start, wait_until
 from tests.integration.test_http_edge import reasons
 from tests.s3_server import free_ports
 from tests.support.clock import FakeClock
+from tests.support.interpose import no_pruning
 
 
 def test_a_daemon_goes_on_with_the_new_regions(
@@ -108,11 +108,10 @@ def test_no_table_to_resize(small_config: SmallConfig, cli: Cli) -> None:
 
 
 def test_after_a_power_cut_it_goes_back_to_the_last_whole_version_as_an_opening_does(
-    small_config: SmallConfig, open_small: OpenSmall, cli: Cli, made: Any, uri: str, monkeypatch: pytest.MonkeyPatch
+    small_config: SmallConfig, open_small: OpenSmall, cli: Cli, made: Any, uri: str
 ) -> None:
     """An opening may start the resize; the resize must not start an opening then."""
-    with open_small() as table, monkeypatch.context() as unsynced:
-        unsynced.setattr(committer, "_prune_all", lambda *_: None)
+    with open_small() as table, no_pruning():
         table.put(made.rows(range(20)))
         table.flush()
         table.commit()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import shutil
 import threading
 import time
@@ -25,6 +24,7 @@ from memwal.ingest.engine.read.base import BaseReads
 from memwal.ingest.engine.read.merged import MergedView
 from memwal.memtable import Snapshot
 from tests.messages import raises
+from tests.support.views import within
 from tests.ways import entered
 
 Into = Callable[[str], Any]
@@ -77,28 +77,6 @@ def versions(rows: pa.Table) -> dict[int, int]:
 
 
 EXPECTED = {id: 0 if id < 35_000 else 1 if id < 44_000 else 2 for id in range(ROWS)}
-
-
-def within(seconds: float, met: Callable[[], bool]) -> bool:
-    until = time.monotonic() + seconds
-    while not met() and time.monotonic() < until:
-        gc.collect()
-        time.sleep(0.01)
-    return met()
-
-
-@pytest.fixture
-def held(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Any]]:
-    """Collect weak references to the views that scans hold."""
-    references: list[weakref.ref[Any]] = []
-    through = BaseReads.__init__
-
-    def remembered(self: BaseReads, *args: Any) -> None:
-        through(self, *args)
-        references.append(weakref.ref(self))
-
-    monkeypatch.setattr(BaseReads, "__init__", remembered)
-    return references
 
 
 # ---- memory --------------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from memwal.flush.verification.runner import verify_table
 from memwal.ingest.engine.table.writes import TableWrites
 from tests.conftest import ROOT, Made, OpenSmall, wait_until
 from tests.messages import raises
+from tests.support.interpose import Once, no_pruning
 from tests.ways import entered
 
 LEVELS = ("committed", "flushed", "durable", "latest")
@@ -276,13 +277,10 @@ def test_an_index_made_by_somebody_changes_nothing(opened: Open) -> None:
     assert "theirs" in {index.name for index in opened.lance.describe_indices()}
 
 
-def test_an_older_version_restored_before_its_ssts_were_pruned(
-    opened: Open, made: Made, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_older_version_restored_before_its_ssts_were_pruned(opened: Open) -> None:
     """The SSTs missing in that version are still listed: they are read, and committed again."""
     before = opened.lance.version
-    with monkeypatch.context() as patched:
-        patched.setattr("memwal.flush.commits.committer._prune_all", lambda *_: None)
+    with no_pruning():
         opened.drain()
     lance.dataset(opened.uri, version=before).restore()
     assert opened.there() == opened.expected(range(30))
@@ -390,22 +388,19 @@ def test_what_lance_refuses_while_rows_may_be_on_their_way(open_small: OpenSmall
 
 
 def test_rows_made_for_the_old_columns_fit_a_region_that_took_the_new_ones(
-    open_small: OpenSmall, uri: str, made: Made, monkeypatch: pytest.MonkeyPatch
+    open_small: OpenSmall, uri: str, made: Made, once: Once
 ) -> None:
     """A put was converted to the old columns; before its region gets it, another thread applies a change."""
     table = open_small()
     table.put(made.rows(range(10)))
-    submit = TableWrites.acks
 
-    def late(*arguments: Any, **more: Any) -> Any:
-        monkeypatch.undo()
+    def change() -> None:
         lance.dataset(uri).alter_columns({"path": "price", "name": "cost"})
         lance.dataset(uri).drop_columns(["name"])
         table.count()
         assert "cost" in table.schema.names
-        return submit(*arguments, **more)
 
-    monkeypatch.setattr(TableWrites, "acks", late)
+    once(TableWrites, "acks", change)
     table.put(made.rows([10, 11], 1))
     expected = Open(table, table, uri, made).expected(range(10), price="cost", name=None)
     for id in (10, 11):

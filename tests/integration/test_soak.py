@@ -21,21 +21,24 @@ from tests.soak.samples import of_process
 from tests.soak.trends import Verdict, judge
 
 BATCHES, SAMPLES = 1800, 8
-DESCRIPTORS, THREADS, FILES = 40, 40, 400
-"""Allowed fluctuations: files that are read at that moment or wait for collection, and Lance's threads for blocking
-calls.
+DESCRIPTORS, THREADS = 40, 40
+"""Allowed fluctuations: files that are read at that moment, and Lance's threads for blocking calls."""
+SETTLE, FILES = 8, 700
+"""Seconds after the last put in which everything is collected that may be, and the most files that remain then: about
+400. While rows are put, the files of some seconds wait for their collection, more on a faster machine.
 """
 
 
 def test_descriptors_threads_and_files_stay_where_they_were(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "bench.soak", "--json", "--workdir", str(tmp_path), "--keys", "1000"]
-    asked = [*command, "--batches", str(BATCHES), "--samples", str(SAMPLES)]
+    asked = [*command, "--batches", str(BATCHES), "--samples", str(SAMPLES), "--settle", str(SETTLE)]
     done = subprocess.run(asked, capture_output=True, text=True, timeout=300, check=True)
-    samples = [json.loads(line) for line in done.stdout.splitlines()]
+    *samples, settled = [json.loads(line) for line in done.stdout.splitlines()]
     assert samples[-1]["batches"] == BATCHES
-    for name, most in (("descriptors", DESCRIPTORS), ("threads", THREADS), ("files", FILES)):
+    for name, most in (("descriptors", DESCRIPTORS), ("threads", THREADS)):
         before, after = ([each[name] for each in some] for some in (samples[2:4], samples[-2:]))
-        assert min(after) <= max(before) + most, samples  # the number of files rises and falls with each collection
+        assert min(after) <= max(before) + most, samples
+    assert settled["files"] <= FILES, [*samples, settled]
 
 
 FLUSHES = 80

@@ -286,23 +286,24 @@ def test_rows_never_pass_through_the_driver(stream: Callable[..., Stream], made:
     assert source.names() == dict(enumerate(texts))
 
 
-def test_a_child_daemon_that_dies_under_a_micro_batch_fails_nothing(stream: Callable[..., Stream], made: Any) -> None:
+def test_a_child_daemon_that_dies_under_a_micro_batch_fails_nothing(
+    stream: Callable[..., Stream], made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = stream()
     source.land(made.table(range(30)))
     source.run(made.schema)
-    assert source.sink._child is not None
-    first, begun = source.sink._child.pid, source.sink._owner
+    assert source.sink.child is not None
+    first = source.sink.child.pid
 
-    def dies() -> str:
-        endpoint = begun()
-        if source.sink._child.pid == first:
+    def dies(*args: Any) -> SendTask:
+        if source.sink.child.pid == first:
             os.kill(first, signal.SIGKILL)
-        return endpoint
+        return SendTask(*args)
 
-    source.sink._owner = dies  # type: ignore[method-assign]
+    monkeypatch.setattr(spark_sink, "SendTask", dies)
     source.land(made.table(range(20, 60), version=1))
     source.run(made.schema)
-    assert source.sink._child.pid != first
+    assert source.sink.child.pid != first
     assert [batch.rows for batch in source.batches] == [30, 40]
     assert source.names() == {id: f"row {id} v{int(id >= 20)}" for id in range(60)}
 
@@ -313,7 +314,7 @@ def test_a_child_daemon_that_cannot_come_back_is_named(
     source = stream()
     source.land(made.table(range(30)))
     source.run(made.schema)
-    child = source.sink._child
+    child = source.sink.child
     assert child is not None
     shutil.move(source.settings.table.uri, tmp := f"{source.settings.table.uri}.away")
     Path(source.settings.table.uri).write_text("no table")
@@ -345,7 +346,7 @@ def test_two_daemons_are_fed_and_one_that_dies_fails_no_micro_batch(
     source_of.run(made.schema)
     assert [batch.rows for batch in source_of.batches] == [60, 60]
     assert source_of.names() == {id: f"row {id} v{int(id >= 30)}" for id in range(90)}
-    assert source_of.sink._child is None
+    assert source_of.sink.child is None
 
 
 def test_outside_a_streaming_query_it_says_how_to_use_it(stream: Callable[..., Stream], made: Any) -> None:
@@ -370,12 +371,19 @@ def test_a_micro_batch_that_is_too_large_for_one_task_is_shuffled_and_applied_on
     stream: Callable[..., Stream], made: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spark_sink, "MOST_BYTES", 6_000)
+    routed_frame, shuffled = spark_sink.routed_frame, list[int]()
+
+    def counted(frame: Any, *args: Any) -> Any:
+        shuffled.append(len(source.batches))
+        return routed_frame(frame, *args)
+
+    monkeypatch.setattr(spark_sink, "routed_frame", counted)
     source = stream()
     source.land(made.table(range(10)), made.table(range(10), version=1), made.table(range(60), version=2))
     source.land(made.table(range(5), version=3))
     source.run(made.schema)
     assert [batch.rows for batch in source.batches] == [10, 10, 60, 5]
-    assert source.sink._small == 30
+    assert shuffled == [0, 2, 3], "the last one too: the limit is half of the rows that were too many"
     assert source.names() == {id: f"row {id} v{3 if id < 5 else 2}" for id in range(60)}
 
 

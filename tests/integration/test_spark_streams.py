@@ -12,12 +12,12 @@ import pytest
 
 import memwal
 from memwal import flush, wal
-from memwal.ingest.engine.table.garbage import Ages, TableCollector
 from memwal.ingest.settings.load import load
 from memwal.ingest.spark.session import configuration, start_session
 from memwal.wal.layout import STAGED_PREFIX
 from tests.conftest import Serve
 from tests.integration.test_spark_source import refused
+from tests.support.garbage import collect
 
 BY_HAND = {"commit": {"interval": "0s"}, "gc": {"interval": "0s"}, "wal": {"read_lease": "0s"}}
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("n", pa.int64())])
@@ -90,12 +90,6 @@ def plain(changes: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
 
 def told(uri: str, since: Any = None, **options: Any) -> list[tuple[Any, ...]]:
     return plain(memwal.open(uri, read_only=True).changes(since, **options).read_all().to_pylist())
-
-
-def collect(uri: str, **ages: float) -> None:
-    base, store = flush.BaseTable.open(uri), wal.open_store(uri)
-    collector = TableCollector(store, base.codec, wal.SystemClock(), wal.regions(store))
-    collector.collect(base, Ages(**{"wal": 0.0, "sst": 0.0, "orphan": 604_800.0, "manifest": 0.0} | ages))
 
 
 def resized(uri: str, to: int) -> None:

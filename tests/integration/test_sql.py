@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import random
 import threading
@@ -28,6 +27,7 @@ from memwal.ingest.engine.api.sql import sources
 from memwal.ingest.engine.table.embedded import Table
 from tests.conftest import OpenSmall, SmallConfig
 from tests.messages import raises
+from tests.support.views import within
 from tests.ways import entered
 
 WAYS = ("embedded", "flight", "two daemons", "storage")
@@ -125,14 +125,6 @@ def values(found: pa.Table) -> list[Any]:
 
 def threads() -> list[str]:
     return [each.name for each in threading.enumerate() if each.name.startswith("sql")]
-
-
-def soon(met: Callable[[], bool], seconds: float = 60.0) -> bool:
-    until = time.monotonic() + seconds
-    while not met() and time.monotonic() < until:
-        gc.collect()
-        time.sleep(0.005)
-    return met()
 
 
 @pytest.fixture(scope="module")
@@ -288,16 +280,16 @@ def test_columns_that_somebody_added(table: Any, owner: Any) -> None:
 
 def test_a_query_reads_one_moment(table: Any, owner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A put follows each scan that a query makes."""
-    through, puts = type(table._engine).scan, list[int]()
+    through, puts = table.scan, list[int]()
 
-    def scan(self: Any, *args: Any, **request: Any) -> RowStream:
-        found = through(self, *args, **request)
-        if self is table._engine and request.get("limit") != 0:
+    def scan(*args: Any, **request: Any) -> RowStream:
+        found: RowStream = through(*args, **request)
+        if request.get("limit") != 0:
             puts.append(1)
             owner.put(rows(range(400), 10 + len(puts)))
         return found
 
-    monkeypatch.setattr(type(table._engine), "scan", scan)
+    monkeypatch.setattr(table, "scan", scan)
     for query in (
         "select count(*) from table a join table b on a.id = b.id where (a.n is distinct from b.n) or a.x <> b.x",
         "select count(*) from (select id, n from table where ok except select id, n from table)",
@@ -327,25 +319,26 @@ def test_a_query_reads_one_moment(table: Any, owner: Any, monkeypatch: pytest.Mo
 def test_what_is_asked_of_the_owner(
     orders: Any, monkeypatch: pytest.MonkeyPatch, query: str, columns: list[str], filter: str | None, limit: int | None
 ) -> None:
-    through, asked = Table._answer, list[dict[str, Any]]()
+    through, asked = Table.scan, list[Any]()
 
-    def answer(self: Any, read: str, level: str, /, **request: Any) -> Any:
-        if request.get("limit") != 0:
-            asked.append(request)
-        return through(self, read, level, **request)
+    def scan(self: Any, columns: Any = None, filter: Any = None, limit: Any = None, **request: Any) -> RowStream:
+        if limit != 0:
+            asked.append((columns, filter, limit))
+        return through(self, columns, filter, limit, **request)
 
-    monkeypatch.setattr(Table, "_answer", answer)
+    monkeypatch.setattr(Table, "scan", scan)
     orders.sql(query).read_all()
-    assert asked == [{"columns": columns, "filter": filter, "limit": limit, "explain": None}]
+    assert asked == [(columns, filter, limit)]
 
 
 def test_a_count_reads_no_column(table: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def scan(self: Any, *args: Any, **request: Any) -> RowStream:
+    def scan(*args: Any, **request: Any) -> RowStream:
         assert request.get("limit") == 0
-        return through(self, *args, **request)
+        found: RowStream = through(*args, **request)
+        return found
 
-    through = type(table._engine).scan
-    monkeypatch.setattr(type(table._engine), "scan", scan)
+    through = table.scan
+    monkeypatch.setattr(table, "scan", scan)
     assert table.sql("select count(*), count(1) from table").read_all()[0].to_pylist() == [table.count()]
 
 
@@ -391,7 +384,7 @@ def test_rows_stream_and_a_result_that_is_let_go_ends_its_scan(orders: Any, endl
         with raises(memwal.Invalid):
             next(result)
     del result
-    assert soon(lambda: endless[-1] == -1 and not threads(), 1.0)
+    assert within(1.0, lambda: endless[-1] == -1 and not threads())
 
 
 def test_a_result_that_is_closed_while_it_is_computed(orders: Any, endless: list[int]) -> None:
@@ -411,7 +404,7 @@ def test_a_result_that_is_closed_while_it_is_computed(orders: Any, endless: list
     result.close()
     reader.join(60)
     assert [str(each) for each in failures] == ["the result was closed; make the read again"]
-    assert soon(lambda: not threads())
+    assert within(60, lambda: not threads())
 
 
 def test_a_computation_without_scans_ends_with_its_result(orders: Any) -> None:
@@ -419,7 +412,7 @@ def test_a_computation_without_scans_ends_with_its_result(orders: Any) -> None:
         "select 1 as n union all select count(*) from generate_series(1, 1000000000000) s where s.value < 0"
     )
     result.close()
-    assert soon(lambda: not threads(), 30)
+    assert within(30, lambda: not threads())
 
 
 def test_more_scans_than_threads_of_datafusion(owner: Any) -> None:
@@ -447,7 +440,7 @@ def test_a_scan_that_fails_says_why(orders: Any, monkeypatch: pytest.MonkeyPatch
         with raises(memwal.Unavailable) as lost:
             orders.sql(query).read_all()
         assert lost.value.details == {"reason": "lost"}
-    assert soon(lambda: not threads())
+    assert within(60, lambda: not threads())
 
 
 def test_a_sort_larger_than_memory_uses_files(orders: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -507,7 +500,7 @@ def test_a_wrong_query_is_told_in_one_line(
     with raises(memwal.Invalid):
         orders.sql(query, tables={"p": pa.table({"id": [1]})})
     assert sorted(tmp_path.rglob("*")) == before
-    assert soon(lambda: not threads())
+    assert within(60, lambda: not threads())
 
 
 def test_a_query_that_nests_too_deep_is_refused_at_once(orders: Any) -> None:

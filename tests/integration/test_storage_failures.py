@@ -27,6 +27,7 @@ from tests.messages import raises
 from tests.s3_fixtures import S3Table
 from tests.s3_server import S3Server
 from tests.support.clock import FakeClock
+from tests.support.interpose import puts_answered
 from tests.table_stages import REGION, Owner, read
 from tests.table_stages import SCHEMA as STAGED
 
@@ -38,15 +39,13 @@ def _open(path: Path, **sections: Any) -> Any:
     return memwal.open(path / "t.lance", schema=SCHEMA, key="id", settings=settings)
 
 
-def test_no_answer_is_an_unknown_outcome_and_ends_the_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_answer_is_an_unknown_outcome_and_ends_the_writer(tmp_path: Path) -> None:
     """The outcome is never success and never a conflict: the caller retries with its token on a reopened table."""
     table = _open(tmp_path, wal={"put_timeout": "50ms", "retry_budget": "200ms"})
     table.put([{"id": 1, "v": 1}], token="writer:1")
     assert table.broken() is None
-    with monkeypatch.context() as silent:
-        silent.setattr(wal.LocalStore, "put_if_absent", lambda *_: wal.PutOutcome.OUTCOME_UNKNOWN)
-        with pytest.raises(UnknownOutcome):
-            table.put([{"id": 2, "v": 2}], token="writer:2")
+    with puts_answered(wal.PutOutcome.OUTCOME_UNKNOWN), pytest.raises(UnknownOutcome):
+        table.put([{"id": 2, "v": 2}], token="writer:2")
     with raises(Unavailable):
         table.put([{"id": 2, "v": 2}], token="writer:2")
     assert "stopped itself" in str(table.broken())
@@ -56,10 +55,9 @@ def test_no_answer_is_an_unknown_outcome_and_ends_the_writer(tmp_path: Path, mon
         assert sorted(again.scan(["id"]).read_all()["id"].to_pylist()) == [1, 2]
 
 
-def test_unavailable_storage_costs_the_put_and_not_the_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unavailable_storage_costs_the_put_and_not_the_writer(tmp_path: Path) -> None:
     with _open(tmp_path, wal={"put_timeout": "50ms", "retry_budget": "200ms"}) as table:
-        with monkeypatch.context() as away:
-            away.setattr(wal.LocalStore, "put_if_absent", lambda *_: wal.PutOutcome.UNAVAILABLE)
+        with puts_answered(wal.PutOutcome.UNAVAILABLE):
             with pytest.raises(Unavailable):
                 table.put([{"id": 1, "v": 1}], token="writer:1")
             assert table.count() == 0
@@ -103,10 +101,6 @@ def test_a_flush_that_keeps_failing_backs_off_and_keeps_one_sst(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pauses: list[float] = []
-    real = wal.LocalStore.put_if_absent
-
-    def no_answer(store: wal.LocalStore, key: str, data: bytes) -> wal.PutOutcome:
-        return wal.PutOutcome.OUTCOME_UNKNOWN if "/manifest/" in key else real(store, key, data)
 
     def failed(levels: RegionLevels, error: Exception, pause: float) -> bool:
         pauses.append(pause)
@@ -116,8 +110,7 @@ def test_a_flush_that_keeps_failing_backs_off_and_keeps_one_sst(
     settings = {"put_timeout": "5ms", "retry_budget": "5ms"}
     with _open(tmp_path, wal=settings, memtable={"rows_max": 1}, flush={"retry_delay": "100ms"}) as table:
         monkeypatch.setattr(RegionLevels, "flush_failed", failed)
-        with monkeypatch.context() as silent:
-            silent.setattr(wal.LocalStore, "put_if_absent", no_answer)
+        with puts_answered(wal.PutOutcome.OUTCOME_UNKNOWN, of="/manifest/"):
             table.put([{"id": 1, "v": 1}])
             wait_until(lambda: len(pauses) >= 30)
             assert len(list((tmp_path / "t.lance" / "_mem_wal").glob("*/*_gen_*"))) == 1

@@ -23,6 +23,7 @@ from memwal.ingest.engine.api.reads import READS
 from memwal.ingest.engine.read.merged import MergedView
 from tests.conftest import OpenSmall, Tree
 from tests.messages import raises
+from tests.support.rows import by_key
 from tests.ways import entered
 
 LEVELS = ("committed", "flushed", "durable", "latest")
@@ -98,20 +99,13 @@ def filled(table: Any, made: Any) -> dict[str, Model]:
     return levels
 
 
-def by_id(rows: pa.Table) -> Model:
-    """Return the rows of a read; each key occurs exactly once."""
-    found = {row["id"]: row for row in rows.to_pylist()}
-    assert len(found) == rows.num_rows, "a key came back twice"
-    return found
-
-
 # ---- reads at every level ------------------------------------------------------------------------------------------
 
 
 def test_scan_and_count_return_the_newest_rows_of_every_level(layered: tuple[Any, dict[str, Model]]) -> None:
     table, levels = layered
     for level in LEVELS:
-        assert by_id(table.scan(level=level).read_all()) == levels[level], level
+        assert by_key(table.scan(level=level).read_all()) == levels[level], level
         assert table.count(level=level) == len(levels[level]), level
 
 
@@ -128,9 +122,9 @@ def test_facets_count_the_newest_rows_of_every_level(layered: tuple[Any, dict[st
 
 def test_the_default_level_is_latest(layered: tuple[Any, dict[str, Model]]) -> None:
     table, levels = layered
-    assert by_id(table.scan().read_all()) == levels["latest"]
+    assert by_key(table.scan().read_all()) == levels["latest"]
     assert table.count() == len(levels["latest"])
-    assert by_id(table.get(list(range(50)))) == levels["latest"]
+    assert by_key(table.get(list(range(50)))) == levels["latest"]
 
 
 def test_filters_judge_the_newest_version_only(layered: tuple[Any, dict[str, Model]]) -> None:
@@ -139,14 +133,14 @@ def test_filters_judge_the_newest_version_only(layered: tuple[Any, dict[str, Mod
         for low, high in ((0, 300), (300, 800), (250, 260)):
             predicate = f"price >= {low} AND price < {high}"
             expected = {id: row for id, row in levels[level].items() if low <= row["price"] < high}
-            assert by_id(table.scan(filter=predicate, level=level).read_all()) == expected, (level, predicate)
+            assert by_key(table.scan(filter=predicate, level=level).read_all()) == expected, (level, predicate)
             assert table.count(predicate, level=level) == len(expected), (level, predicate)
 
 
 def test_get_returns_what_is_there_and_nothing_for_the_rest(layered: tuple[Any, dict[str, Model]]) -> None:
     table, levels = layered
     for level in LEVELS:
-        assert by_id(table.get(list(range(-3, 45)), level=level)) == levels[level], level
+        assert by_key(table.get(list(range(-3, 45)), level=level)) == levels[level], level
         for id in (5, 7, 11, 16, 31, 37, 99):
             expected = [levels[level][id]] if id in levels[level] else []
             assert table.get(id, level=level).to_pylist() == expected, (level, id)
@@ -173,11 +167,11 @@ def test_match_finds_every_row_with_the_word_and_no_other(layered: tuple[Any, di
         for word in ("harbor", "violet", "zebra"):
             expected = {id for id, row in levels[level].items() if word in row["body"].split()}
             found = table.match("body", word, k=100, level=level)
-            assert set(by_id(found)) == expected, (level, word)
+            assert set(by_key(found)) == expected, (level, word)
             scores = found["_score"].to_pylist()
             assert scores == sorted(scores, reverse=True)
             filtered = table.match("body", word, k=100, filter="price < 500", level=level)
-            assert set(by_id(filtered)) == {id for id in expected if levels[level][id]["price"] < 500}, (level, word)
+            assert set(by_key(filtered)) == {id for id in expected if levels[level][id]["price"] < 500}, (level, word)
 
 
 def _has(row: dict[str, Any], *words: str) -> bool:
@@ -200,11 +194,11 @@ def test_a_match_of_two_columns_finds_the_newest_rows_only(two_texts: tuple[Any,
     for level, (text, fits) in product(LEVELS, TWO_TEXTS.items()):
         expected = {id for id, row in levels[level].items() if fits(row)}
         found = table.match(["name", "body"], text, k=100, level=level)
-        assert set(by_id(found)) == expected, (level, text)
+        assert set(by_key(found)) == expected, (level, text)
         boosts = {"name": 3.0, "body": 0.5}
         predicate = "price < 500"
         found = table.match(boosts, text, k=100, filter=predicate, level=level)
-        assert set(by_id(found)) == {id for id in expected if levels[level][id]["price"] < 500}, (level, text)
+        assert set(by_key(found)) == {id for id in expected if levels[level][id]["price"] < 500}, (level, text)
         scores = found["_score"].to_pylist()
         assert scores == sorted(scores, reverse=True)
         best = table.match(boosts, text, k=2, filter=predicate, level=level)["_score"].to_pylist()
@@ -229,7 +223,7 @@ def test_scores_of_two_columns_are_boosted_sums(two_texts: tuple[Any, dict[str, 
             assert scored == pytest.approx(wanted, rel=1e-5), level
             arms = table.candidates(vector, text, 100, text_column=["name", "body"], level=level).to_pylist()
             assert {row["id"] for row in arms if row["_score"] is not None} == set(wanted), level
-            assert set(by_id(table.match("name", text, 100, level=level))) == set(name)
+            assert set(by_key(table.match("name", text, 100, level=level))) == set(name)
 
 
 def hybrid_by_hand(table: Any, model: Model, vector: Any, text: str, n: int, level: str) -> dict[int, float]:
@@ -255,7 +249,7 @@ def test_hybrid_fuses_the_ranks_of_both_arms(layered: tuple[Any, dict[str, Model
         for n in (10, 50):
             expected = hybrid_by_hand(table, levels[level], vector, text, n, level)
             found = table.hybrid(vector, text, k=60, candidates=n, level=level)
-            assert by_id(found.select(table.schema.names)) == {id: levels[level][id] for id in expected}, (level, n)
+            assert by_key(found.select(table.schema.names)) == {id: levels[level][id] for id in expected}, (level, n)
             relevance = dict(zip(found["id"].to_pylist(), found["_relevance_score"].to_pylist(), strict=True))
             assert relevance == pytest.approx(expected, rel=1e-5), (level, n)
             assert found["_relevance_score"].to_pylist() == sorted(relevance.values(), reverse=True)
@@ -405,11 +399,11 @@ def test_rows_come_in_every_promised_form(table: Any, made: Any) -> None:
     }
     for form, given in forms.items():
         assert table.put(given).rows == 10, form
-        assert by_id(table.scan().read_all()) == by_id(rows), form
+        assert by_key(table.scan().read_all()) == by_key(rows), form
         table.delete(list(range(10)))
         assert table.count() == 0, form
     table.put([{"id": 1}, {"id": 2, "price": 5}], missing="null")
-    assert by_id(table.scan(columns=["id", "price", "body"]).read_all()) == {
+    assert by_key(table.scan(columns=["id", "price", "body"]).read_all()) == {
         1: {"id": 1, "price": None, "body": None},
         2: {"id": 2, "price": 5, "body": None},
     }
@@ -420,11 +414,11 @@ def test_rows_come_in_every_promised_form(table: Any, made: Any) -> None:
 def test_the_last_of_two_rows_with_one_key_in_one_put_wins(table: Any, made: Any) -> None:
     table.put(made.rows([1, 2], 0) + made.rows([1], 1) + made.rows([3, 1], 2))
     expected = {1: made.row(1, 2), 2: made.row(2, 0), 3: made.row(3, 2)}
-    assert by_id(table.scan().read_all()) == expected
+    assert by_key(table.scan().read_all()) == expected
     table.flush()
-    assert by_id(table.scan(level="flushed").read_all()) == expected
+    assert by_key(table.scan(level="flushed").read_all()) == expected
     table.commit()
-    assert by_id(table.scan(level="committed").read_all()) == expected
+    assert by_key(table.scan(level="committed").read_all()) == expected
 
 
 def test_deleting_what_is_not_there_changes_nothing(table: Any, made: Any) -> None:
@@ -433,7 +427,7 @@ def test_deleting_what_is_not_there_changes_nothing(table: Any, made: Any) -> No
     table.delete([3, 4])
     table.flush()
     table.commit()
-    assert by_id(table.scan(level="committed").read_all()) == {2: made.row(2)}
+    assert by_key(table.scan(level="committed").read_all()) == {2: made.row(2)}
 
 
 def test_a_delete_by_filter_deletes_the_rows_whose_newest_version_passes(layered: tuple[Any, dict[str, Model]]) -> None:
@@ -451,7 +445,7 @@ def test_a_delete_by_filter_deletes_the_rows_whose_newest_version_passes(layered
         assert sum(counts.applied for counts in receipt.regions.values()) == len(gone)
         for id in gone:
             del model[id]
-        assert by_id(table.scan().read_all()) == model, predicate
+        assert by_key(table.scan().read_all()) == model, predicate
     table.flush()
     table.commit()
     assert table.count(level="committed") == 0
@@ -489,7 +483,7 @@ def test_a_token_is_applied_once(table: Any, made: Any) -> None:
     again = table.put(made.rows(range(10), 9), token="loader:1")
     assert (again.rows, again.applied) == (10, False)
     assert table.put(made.rows(range(10), 9), token=("loader", 0)).applied is False
-    assert by_id(table.scan().read_all()) == by_id(made.table(range(10), 0))
+    assert by_key(table.scan().read_all()) == by_key(made.table(range(10), 0))
     assert table.put(made.rows([3], 1), token=memwal.Token("loader", 2)).applied is True
     assert table.put(made.rows([3], 2), token="other:1").applied is True
     assert table.get(3).to_pylist() == made.rows([3], 2)
@@ -530,7 +524,7 @@ def test_bad_rows_are_refused_in_one_line_and_nothing_is_written(table: Any, mad
         assert len(text.splitlines()) == 1, case
         assert [name for name in named if name not in text] == [], (case, text)
         assert tree(Path(uri)) == before, case
-        assert by_id(table.scan().read_all()) == by_id(made.table(range(3))), case
+        assert by_key(table.scan().read_all()) == by_key(made.table(range(3))), case
     table.put(made.rows([9]))
     assert table.count() == 4
 

@@ -27,6 +27,7 @@ from hypothesis.stateful import (
 
 import memwal
 from tests.conftest import extent
+from tests.support.rows import by_key
 
 WORDS = ("harbor", "copper", "violet", "meadow")
 SCHEMA = pa.schema(
@@ -122,13 +123,13 @@ class TableAgainstDict(RuleBasedStateMachine):
 
     @rule(asked=st.lists(st.one_of(KEYS, st.just("absent")), max_size=8, unique=True))
     def get(self, asked: list[str]) -> None:
-        assert rows_of(self.table.get(asked)) == {key: self.model[key] for key in asked if key in self.model}
+        assert by_key(self.table.get(asked), "k") == {key: self.model[key] for key in asked if key in self.model}
 
     @rule(low=st.integers(0, 60), span=st.integers(0, 40))
     def filter(self, low: int, span: int) -> None:
         expected = {key: row for key, row in self.model.items() if low <= row["n"] <= low + span}
         predicate = f"n BETWEEN {low} AND {low + span}"
-        assert rows_of(self.table.scan(filter=predicate).read_all()) == expected
+        assert by_key(self.table.scan(filter=predicate).read_all(), "k") == expected
         assert self.table.count(predicate) == len(expected)
 
     @rule(k=st.integers(1, 30), bound=st.one_of(st.none(), st.integers(0, 99)))
@@ -144,19 +145,19 @@ class TableAgainstDict(RuleBasedStateMachine):
     @rule(word=st.sampled_from(WORDS))
     def match(self, word: str) -> None:
         expected = {key: row for key, row in self.model.items() if word in row["text"].split()}
-        assert rows_of(self.table.match("text", word, k=1000).drop(["_score"])) == expected
+        assert by_key(self.table.match("text", word, k=1000).drop(["_score"]), "k") == expected
 
     @invariant()
     def every_row_is_there_once(self) -> None:
         if hasattr(self, "table"):
-            assert rows_of(self.table.scan().read_all()) == self.model
+            assert by_key(self.table.scan().read_all(), "k") == self.model
             assert self.table.count() == len(self.model)
 
     @precondition(lambda self: self.exact and hasattr(self, "table"))
     @invariant()
     def every_level_is_what_it_was_made(self) -> None:
-        assert rows_of(self.table.scan(level="flushed").read_all()) == self.flushed
-        assert rows_of(self.table.scan(level="committed").read_all()) == self.committed
+        assert by_key(self.table.scan(level="flushed").read_all(), "k") == self.flushed
+        assert by_key(self.table.scan(level="committed").read_all(), "k") == self.committed
 
     def stored(self, rows: list[dict[str, Any]]) -> int:
         """Apply a put to the model; return how many rows it leaves out."""
@@ -181,7 +182,7 @@ class TableAgainstDict(RuleBasedStateMachine):
         if hasattr(self, "table"):
             self.table.flush()
             self.table.commit()
-            assert rows_of(self.table.scan(level="committed").read_all()) == self.model
+            assert by_key(self.table.scan(level="committed").read_all(), "k") == self.model
             self.table.close()
         shutil.rmtree(self.directory)
 
@@ -207,13 +208,6 @@ class MergesAgainstDict(TinyTableAgainstDict):
     """The same with `upsert = "merge"`: puts may have some of the columns."""
 
     upsert = "merge"
-
-
-def rows_of(rows: pa.Table) -> Model:
-    """Return the rows by key; each key occurs once."""
-    found = {row["k"]: row for row in rows.to_pylist()}
-    assert len(found) == rows.num_rows, "a key came back twice"
-    return found
 
 
 @pytest.mark.parametrize("machine", [TableAgainstDict, TinyTableAgainstDict, InsertsAgainstDict, MergesAgainstDict])

@@ -20,7 +20,6 @@ from memwal.flush.base.open import Session, open_dataset
 from memwal.flush.verification.finding import Finding
 from memwal.flush.verification.runner import verify_table
 from memwal.ingest.engine.read.merged import MergedView
-from memwal.ingest.engine.read.reader import Reader
 from memwal.wal import ObjectStore, open_store
 from tests.conftest import Made
 from tests.messages import raises
@@ -241,21 +240,20 @@ def test_a_read_whose_version_is_cleaned_up_beside_it_is_made_again(
         table.delete([3])
         table.flush()
         table.commit()
-        merged_views = []
+        views, view = list[Any](), MergedView.__init__
 
-        def cleaned_up_after_it_was_opened(self: Reader, *captured: Any) -> MergedView:
-            merged_views.append(opened(self, *captured))
-            if len(merged_views) == 1:
+        def cleaned_up_after_it_was_opened(self: MergedView, *captured: Any) -> None:
+            view(self, *captured)
+            views.append(self)
+            if len(views) == 1:
                 lance.dataset(uri).optimize.compact_files(materialize_deletions_threshold=0.01)
                 lance.dataset(uri).cleanup_old_versions(older_than=timedelta(0), delete_unverified=True)
-            return merged_views[-1]
 
-        opened = Reader._merged_view
-        monkeypatch.setattr(Reader, "_merged_view", cleaned_up_after_it_was_opened)
+        monkeypatch.setattr(MergedView, "__init__", cleaned_up_after_it_was_opened)
         requests = {"match": {"column": "body", "text": "harbor"}, "search": {"column": "vector", "vector": [0.0] * 8}}
         getattr(table, read)(**requests.get(read, {}))
         assert len(table.scan().read_all()) == 9
-        assert len(merged_views) >= 2
+        assert len(views) >= 2
 
 
 def restorable(uri: str) -> int:

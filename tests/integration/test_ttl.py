@@ -20,6 +20,7 @@ import memwal
 from memwal import flush, wal
 from memwal.flush.commits.expiry import ExpiredRows
 from memwal.ingest.cli.app import main
+from memwal.ingest.engine.region.groups import Repeats, WriteGroups
 from memwal.ingest.engine.region.write_queue import Write
 from memwal.ingest.engine.table.create import initialise
 from memwal.ingest.engine.table.stored import StoredTable
@@ -281,7 +282,7 @@ def test_a_conditional_put_takes_an_expired_row_for_absent(
 
 
 def test_a_write_with_expired_rows_is_gathered_with_others_where_no_rule_asks(clocked: Clocked) -> None:
-    groups = clocked.table.regions.writers[0]._core._groups
+    groups = WriteGroups(clocked.table.regions.context, Repeats({}), clocked.table.regions.writers[0].view)
     writes = [Write(clocked.rows((1, TTL + 1, 1))), Write(clocked.rows((1, 0, 2)))]
     assert [len(run) for run in groups.runs(writes, 1 << 20)] == [2]
 

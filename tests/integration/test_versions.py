@@ -23,6 +23,7 @@ from tests.conftest import Cli, SmallConfig
 from tests.lance_scan import snapshots
 from tests.messages import raises
 from tests.routed import placed, shuffled
+from tests.support.rows import names
 
 SCHEMA = pa.schema(
     [pa.field("id", pa.int64(), nullable=False), ("at", pa.timestamp("us", "UTC")), ("name", pa.string())]
@@ -52,10 +53,6 @@ def rows(*given: Row) -> pa.Table:
 def send(table: Any, *given: Row) -> int:
     """Send the rows as one stream; return how many were left out."""
     return int(table.put_region(REGION, rows(*given), None).skipped)
-
-
-def names(table: Any, level: str = "latest") -> dict[int, str]:
-    return {row["id"]: row["name"] for row in table.scan(["id", "name"], level=level).read_all().to_pylist()}
 
 
 @pytest.mark.parametrize("wal_format", ["lance", "arrow"])

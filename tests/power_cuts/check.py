@@ -39,7 +39,8 @@ from tests.backups import backed_up, restored
 from tests.power_cuts.cuts import State
 from tests.power_cuts.model import materialise
 from tests.power_cuts.searches import unlike_searches
-from tests.power_cuts.workloads import SETTINGS, collect, open_table, row
+from tests.power_cuts.workloads import SETTINGS, open_table, row
+from tests.support.garbage import collect
 
 _NEW = 1_000_000
 """Id of the row that the check itself puts."""
@@ -325,7 +326,7 @@ class _Table:
         with self._open() as table:
             if (after := sorted(self._rows(table, "latest"))) != before:
                 raise Lost(f"latest of another owner: {after}, before: {before}")
-        collect(self.uri)
+        collect(str(self.uri), orphan=0.0)
         self.verify("at the end")
 
     def _finish_resize(self) -> None:

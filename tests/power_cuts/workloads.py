@@ -28,12 +28,12 @@ import memwal
 import memwal.flush.backup.copying
 from memwal.flush.base.table import BaseTable
 from memwal.flush.commits.load_notes import begin_load, load_id
-from memwal.ingest.engine.table.garbage import Ages, TableCollector
-from memwal.wal import SystemClock, SystemIds, open_store, regions
+from memwal.wal import SystemClock, SystemIds, open_store
 from tests.backups import backed_up, restored
 from tests.load_world import load, rows_of
 from tests.power_cuts.planted import PLANTED
 from tests.power_cuts.record import DISK, MARKS
+from tests.support.garbage import collect
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.string()), pa.field("n", pa.int64())])
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
@@ -129,7 +129,7 @@ class Run:
     def collect(self, name: str) -> None:
         """Delete all garbage, of any age."""
         with self.marked("collect", name):
-            collect(self.disk / name)
+            collect(str(self.disk / name), orphan=0.0)
 
     def memwal(self, do: str, name: str, *command: str, **what: Any) -> None:
         """Run a command of the command line on a table."""
@@ -171,13 +171,6 @@ def open_table(
         settings=settings,
         take_over=True,
     )
-
-
-def collect(uri: Path) -> None:
-    """Delete all garbage of a table, of any age."""
-    store, base = open_store(str(uri)), BaseTable.open(str(uri))
-    collector = TableCollector(store, base.codec, SystemClock(), regions(store))
-    collector.collect(base, Ages(wal=0.0, sst=0.0, orphan=0.0, manifest=0.0))
 
 
 # ---- the workloads ---------------------------------------------------------------------------------------------------

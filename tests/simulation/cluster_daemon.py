@@ -57,7 +57,7 @@ class ServingDaemon:
         assert clock is not None
         base = flush.BaseTable.open(world.uri)
         base = flush.finish_resize(base, self.store, clock=clock, ids=ids, options=world.wal_options)
-        context = memwal.ingest.engine.table.open._context(settings, base, self.store, clock, ids, world.wal_options)
+        context = memwal.ingest.engine.table.open.context_of(settings, base, self.store, clock, ids, world.wal_options)
         limits = replace(context.limits, rows_max=world.shape.rows_max, entry_size_max=world.shape.entry_size_max)
         limits = replace(limits, entries_max=world.entries_max, pending_max=world.pending_max)
         context = replace(context, limits=limits, daemon=True)

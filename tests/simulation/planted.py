@@ -199,17 +199,20 @@ def flushes_one_entry_too_far() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def collects_flushes_under_way() -> Iterator[None]:
-    """An SST that is in no manifest counts as garbage."""
+def collects_ssts_that_are(wrongly: Verdict) -> Planted:
+    """An SST with this verdict is collected too."""
 
     def verdict(self: SstCollector, *listing: Any) -> Verdict:
         found = original(self, *listing)
-        return Verdict.ABANDONED if found is Verdict.UNPUBLISHED else found
+        return Verdict.COMMITTED if found is wrongly else found
 
-    original = SstCollector._verdict
-    with patch.object(SstCollector, "_verdict", verdict):
-        yield
+    original = SstCollector.verdict
+    return patch.object(SstCollector, "verdict", verdict)
+
+
+def collects_flushes_under_way() -> Planted:
+    """An SST that is in no manifest counts as garbage, also that of a flush in progress."""
+    return collects_ssts_that_are(Verdict.UNPUBLISHED)
 
 
 def _looks_behind_the_link(self: LocalStore, directory: Any, name: str, data: bytes) -> PutOutcome:
@@ -257,7 +260,7 @@ def publishes_though_fenced() -> Planted:
 
 def reads_without_a_lease() -> Planted:
     """An owner that knows of no other owner answers from memory."""
-    return patch.object(ReadLease, "covers", lambda self, _: not self._guard.fenced)
+    return patch.object(ReadLease, "covers", lambda self, _: not self.guard.fenced)
 
 
 def writes_before_others_stop_reading() -> Planted:

@@ -18,13 +18,12 @@ import memwal.flush.commits.maintenance
 import memwal.flush.commits.rounds
 import memwal.flush.sst.files
 import memwal.flush.sst.flusher
-from memwal.flush import SstCollector
 from memwal.flush.commits.append_pass import mark
 from memwal.flush.commits.changes import Newest, newest_per_key
 from memwal.flush.commits.plan import RegionPlan
 from memwal.flush.garbage.ssts import Verdict
 from memwal.wal import RegionManifest
-from tests.simulation.planted import Planted, first_failure
+from tests.simulation.planted import Planted, collects_flushes_under_way, collects_ssts_that_are, first_failure
 from tests.simulation.table_world import TableWorld
 
 
@@ -39,8 +38,8 @@ def prunes_before_the_sync() -> Iterator[None]:
         for dataset in waiting:
             memwal.flush.commits.committer.sync_table(dataset)
 
-    original = memwal.flush.commits.committer._prune_all
-    with patch.object(memwal.flush.commits.committer, "_prune_all", prune_all):
+    original = memwal.flush.commits.committer.prune_all
+    with patch.object(memwal.flush.commits.committer, "prune_all", prune_all):
         yield
 
 
@@ -141,23 +140,9 @@ def records_a_load_after_its_rows() -> Planted:
     return patch.object(memwal.flush.commits.load, "upsert_pass", upsert)
 
 
-def _collects(wrongly: Verdict) -> Planted:
-    def verdict(self: SstCollector, *listing: Any) -> Verdict:
-        found = original(self, *listing)
-        return Verdict.COMMITTED if found is wrongly else found
-
-    original = SstCollector._verdict
-    return patch.object(SstCollector, "_verdict", verdict)
-
-
 def collects_published_ssts() -> Planted:
     """An SST is collected although the newest manifest lists it."""
-    return _collects(Verdict.LISTED)
-
-
-def collects_flushes_under_way() -> Planted:
-    """An SST that is in no manifest counts as garbage, also that of a flush in progress."""
-    return _collects(Verdict.UNPUBLISHED)
+    return collects_ssts_that_are(Verdict.LISTED)
 
 
 def deletes_versions_without_a_barrier() -> Planted:

@@ -163,10 +163,10 @@ class TableWorld(World):
             for region, generation in held[id(dataset)].items():
                 self.synced[region] = max(generation, self.synced.get(region, 0))
 
-        sync, prune_all = memwal.flush.commits.committer.sync_table, memwal.flush.commits.committer._prune_all
+        sync, prune_all = memwal.flush.commits.committer.sync_table, memwal.flush.commits.committer.prune_all
         with ExitStack() as patches:
             patches.enter_context(patch.object(memwal.flush.commits.committer, "sync_table", synced))
-            patches.enter_context(patch.object(memwal.flush.commits.committer, "_prune_all", pruning))
+            patches.enter_context(patch.object(memwal.flush.commits.committer, "prune_all", pruning))
             patches.enter_context(simulated_machine(self.scheduler, self.weather, _POINTS))
             yield
 

@@ -67,28 +67,28 @@ class Lock:
     """A simulated `threading.Lock`."""
 
     def __init__(self) -> None:
-        self._held = False
+        self.held = False
         self._parking = Parking(_present())
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        if not self._held:
-            self._held = True
+        if not self.held:
+            self.held = True
             return True
         if not blocking:
             return False
         until = _FOR_EVER if timeout < 0 else _present().elapsed + timeout
-        while self._held:
-            if not self._parking.wait(until) and self._held:
+        while self.held:
+            if not self._parking.wait(until) and self.held:
                 return False
-        self._held = True
+        self.held = True
         return True
 
     def release(self) -> None:
-        self._held = False
+        self.held = False
         self._parking.wake(1)
 
     def locked(self) -> bool:
-        return self._held
+        return self.held
 
     def __enter__(self) -> bool:
         return self.acquire()
@@ -102,22 +102,22 @@ class RLock(Lock):
 
     def __init__(self) -> None:
         super().__init__()
-        self._owner: greenlet.greenlet | None = None
+        self.owner: greenlet.greenlet | None = None
         self.depth = 0
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         me = greenlet.getcurrent()
-        if self._owner is not me:
+        if self.owner is not me:
             if not super().acquire(blocking, timeout):
                 return False
-            self._owner = me
+            self.owner = me
         self.depth += 1
         return True
 
     def release(self) -> None:
         self.depth -= 1
         if not self.depth:
-            self._owner = None
+            self.owner = None
             super().release()
 
 
@@ -144,9 +144,9 @@ class Condition:
         try:
             self._lock.acquire()
         except Killed:
-            self._lock._held = True
+            self._lock.held = True
             if isinstance(self._lock, RLock):
-                self._lock._owner, self._lock.depth = greenlet.getcurrent(), self._lock.depth + 1
+                self._lock.owner, self._lock.depth = greenlet.getcurrent(), self._lock.depth + 1
 
     def wait_for(self, predicate: Callable[[], Any], timeout: float | None = None) -> Any:
         until = _FOR_EVER if timeout is None else _present().elapsed + timeout

@@ -95,17 +95,17 @@ class Scene(Pipeline):
 
     def look(self) -> None:
         """Start every process that is not running."""
-        for each in self.kept().values():
+        for each in self.kept_process().values():
             each.look()
 
     def close(self) -> None:
         """End every process."""
-        for each in reversed(self.kept().values()):
+        for each in reversed(self.kept_process().values()):
             each.close(5.0)
 
     def samples(self, at: float) -> Iterator[Sample]:
         """Sample every process at time `at`."""
-        for name, kept in self.kept().items():
+        for name, kept in self.kept_process().items():
             if (process := kept.process) is not None:
                 yield from of_process(at, name, kept.starts, process.pid)
         for name, pid in java_below(self.run.below()):
@@ -126,8 +126,8 @@ class Scene(Pipeline):
         command = [sys.executable, "-m", self.PROGRAM, *words]
         return subprocess.run(command, env=self.run.env, capture_output=True, text=True, timeout=PATIENCE)
 
-    def _kept(self, command: str, name: str, port: str = "") -> Kept:
-        kept = super()._kept(command, name, port)
+    def kept_process(self, command: str, name: str, port: str = "") -> Kept:
+        kept = super().kept_process(command, name, port)
         kept.env |= {"TMPDIR": str(self.temporary), "SPARK_LOCAL_DIRS": str(self.temporary), "LANCE_LOG": "critical"}
         return kept
 

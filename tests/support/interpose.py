@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 import pytest
 
+from memwal.wal import LocalStore, PutOutcome
 from tests.failure_matrix import Killed, killed
 
 Once = Callable[..., None]
@@ -37,6 +38,25 @@ def run_once(
 def once(monkeypatch: pytest.MonkeyPatch) -> Once:
     """Return `run_once` until the end of the test."""
     return partial(run_once, monkeypatch)
+
+
+@contextmanager
+def no_pruning() -> Iterator[None]:
+    """Let commits leave their SSTs in the manifests, as if the process ended before step 9."""
+    with patch("memwal.flush.commits.committer.prune_all", lambda *_: None):
+        yield
+
+
+@contextmanager
+def puts_answered(outcome: PutOutcome, of: str = "") -> Iterator[None]:
+    """Let the puts of local stores whose keys contain `of` write nothing and return `outcome`."""
+    real = LocalStore.put_if_absent
+
+    def put(store: LocalStore, key: str, data: bytes) -> PutOutcome:
+        return outcome if of in key else real(store, key, data)
+
+    with patch.object(LocalStore, "put_if_absent", put):
+        yield
 
 
 @contextmanager

@@ -14,10 +14,12 @@ from memwal.flush.commits import committer, rounds
 from memwal.flush.commits import plan as commit_plan
 from memwal.flush.commits.plan import parse_plan_key, plan_key, plan_prefix
 from memwal.flush.commits.report import CommitTotals
+from memwal.flush.garbage import plans
 from memwal.wal import Corrupt, LocalStore, StoreUnavailable, bucket_region
 from tests.commit_world import World
 from tests.messages import raises
 from tests.support.clock import FakeClock
+from tests.support.interpose import Once
 
 REGION = bucket_region(0)
 
@@ -118,15 +120,9 @@ def test_a_collector_that_goes_on_reads_each_version_once(world: World, monkeypa
     assert reads[first:] == [world.version()]
 
 
-def test_a_version_that_is_cleaned_up_meanwhile_counts_no_more(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-
-    def slow(store: Any, version: int) -> Any:
-        monkeypatch.undo()
-        clean_up(world)
-        return set_up_generations(store, version)
-
+def test_a_version_that_is_cleaned_up_meanwhile_counts_no_more(world: World, once: Once) -> None:
     collector = PlanCollector(world.store)
-    monkeypatch.setattr("memwal.flush.garbage.plans.set_up_generations", slow)
+    once(plans, "set_up_generations", lambda: clean_up(world))
     collector.collect(REGION)
     assert collector.collect(REGION).needed == 0
     assert starts(world) == []
@@ -187,7 +183,7 @@ def test_a_committer_that_slept_while_its_plan_was_collected_commits_nothing(
         if not slept:
             slept.append(plan.last)
             monkeypatch.setattr(rounds, "agree", lambda store, plan, **o: agree(store, plan, **(o | {"last": 2})))
-            monkeypatch.setattr(committer, "_prune_all", lambda *_: None)
+            monkeypatch.setattr(committer, "prune_all", lambda *_: None)
             with pytest.raises(_Enough):  # the first two generations, by another committer
                 world.commit(committer="other")
             clean_up(world)

@@ -12,16 +12,16 @@ import pytest
 
 import memwal
 from memwal.flush.base import torn
-from memwal.flush.base.fsync import synced_version
+from memwal.flush.base.fsync import sync_table, synced_version
 from memwal.flush.base.manifest import manifest_position, manifest_version
 from memwal.flush.base.state import read_state, versions
 from memwal.flush.base.table import BaseTable
-from memwal.flush.commits import committer
 from memwal.wal import Corrupt, open_store
 from tests.clean import assert_clean
 from tests.conftest import SCHEMA, Made, tree
 from tests.messages import raises
-from tests.power_cuts.workloads import collect
+from tests.support.garbage import collect
+from tests.support.interpose import no_pruning
 
 Open = Callable[..., Any]
 
@@ -70,16 +70,15 @@ def unsynced(open_small: Open, uri: str, made: Made, monkeypatch: pytest.MonkeyP
         table.commit()
         table.put(made.rows(range(30, 60), 1))
         table.delete([1, 2])
-        commit_without_pruning(table, monkeypatch)
+        commit_without_pruning(table)
     return Path(uri)
 
 
-def commit_without_pruning(table: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def commit_without_pruning(table: Any) -> None:
     """Flush and commit; a power cut comes before the commit prunes its SSTs."""
     table.flush()
-    monkeypatch.setattr(committer, "_prune_all", lambda *arguments: None)
-    table.commit()
-    monkeypatch.undo()
+    with no_pruning():
+        table.commit()
 
 
 def expect_every_row(table: Any) -> None:
@@ -144,7 +143,7 @@ def test_a_torn_version_below_a_whole_one_is_set_aside_so_that_collections_can_r
     with open_small() as table:
         assert [version for version in versions(open_store(uri)) if version <= newest] == [*before[:-2], newest]
         expect_every_row(table)
-    collect(unsynced)
+    collect(str(unsynced), orphan=0.0)
     assert_clean(open_store(uri), uri)
 
 
@@ -158,7 +157,7 @@ def test_a_deletion_file_of_any_size_is_looked_at(
         table.flush()
         table.commit()
         table.delete([id for id in range(rows) if id % 50])
-        commit_without_pruning(table, monkeypatch)
+        commit_without_pruning(table)
     path = new_file(Path(uri), "_deletions")
     assert path.suffix == (".bin" if rows > 5000 else ".arrow")
     damage(path)
@@ -266,9 +265,9 @@ def test_one_process_at_a_time_judges_and_renames(unsynced: Path, uri: str) -> N
 
 
 def test_files_of_the_legacy_format_are_whole(tmp_path: Path, made: Made) -> None:
-    lance.write_dataset(made.table(range(5)), str(tmp_path), data_storage_version="legacy")
-    path, store = new_file(tmp_path, "data"), open_store(str(tmp_path))
-    key = str(path.relative_to(tmp_path))
-    assert not torn._is_cut_off(store, key, 1, torn._DATA_END)
-    shortened(path)
-    assert torn._is_cut_off(store, key, 1, torn._DATA_END)
+    uri = str(tmp_path)
+    sync_table(lance.write_dataset(made.table(range(5)), uri, data_storage_version="legacy"))
+    lance.write_dataset(made.table(range(5)), uri, mode="append")
+    assert torn.set_torn_versions_aside(open_store(uri), uri) == []
+    shortened(new_file(tmp_path, "data"))
+    assert torn.set_torn_versions_aside(open_store(uri), uri) == [2]

@@ -86,12 +86,12 @@ def test_a_memtable_that_begins_with_the_model_finds_what_is_near(
     monkeypatch.setattr("memwal.memtable.vector.index.FETCH", 500)
     dataset = indexed(str(tmp_path / "t"), topics(3_000, 1), metric, **how)
     models = vector_models(dataset, [spec(metric)], {})
+    monkeypatch.setattr("memwal.memtable.vector.index.Quantiser.trained", None)  # the memtable trains nothing
     schema = row_schema(dataset.schema, ["id"])
     table, vectors = memtable_in("sync", schema, ["id"], [spec(metric)], 1, models=models), topics(5_000, 2)
     table.apply(with_tombstone(table_of(vectors), schema))
-    held = table._indexes.vectors["v"]._searched
-    assert (held.trained_on, held.added) == (0, 5_000 // 512 * 512)
     snapshot, found = table.snapshot(), 0
+    assert snapshot.way("v", 10, snapshot.live()) == (500 + 5_000 % 512, "quantiser")
     for query in topics(40, 3):
         rows, _ = snapshot.search("v", query, 10, snapshot.live())
         near = -vectors @ query if metric == "dot" else ((vectors - query) ** 2).sum(axis=1)

@@ -20,7 +20,6 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 import memwal
 from memwal import flush, wal
 from memwal.ingest.engine.read.pinned import Fragment, Pinned, PinnedRegion
-from memwal.ingest.engine.table.garbage import Ages, TableCollector
 from memwal.ingest.errors import Invalid, Unavailable
 from memwal.ingest.spark.connector.options import ROWS_PER_PARTITION, ReadOptions
 from memwal.ingest.spark.connector.source import (
@@ -37,6 +36,7 @@ from memwal.ingest.spark.connector.source import (
 )
 from tests.conftest import extent
 from tests.messages import raises
+from tests.support.garbage import collect
 
 SECRET = "never-to-be-shown-6174"
 
@@ -272,12 +272,6 @@ def told(uri: str, since: Any = None, **options: Any) -> Rows:
 
 def resized(uri: str, to: int) -> None:
     flush.resize(uri, None, wal.open_store(uri), to, clock=wal.SystemClock(), ids=wal.SystemIds())
-
-
-def collect(uri: str, **ages: float) -> None:
-    base, store = flush.BaseTable.open(uri), wal.open_store(uri)
-    collector = TableCollector(store, base.codec, wal.SystemClock(), wal.regions(store))
-    collector.collect(base, Ages(**{"wal": 0.0, "sst": 0.0, "orphan": 604_800.0, "manifest": 0.0} | ages))
 
 
 @pytest.mark.parametrize(("key", "most"), [("id", "1"), ("id", "7"), ("id", None), ((), "7")])

@@ -13,10 +13,10 @@ import pyarrow as pa
 import pytest
 
 from memwal.memtable import IndexSpec, InvalidRows, MemTable, row_schema, tombstones, with_tombstone
-from memwal.memtable.vector import index as vector_index
 from tests.index_modes import memtable_in
 from tests.messages import raises
 
+pytestmark = pytest.mark.usefixtures("quantised")  # the tests detect a row that poisons the quantiser
 WIDTH = 2
 NAN, INF = float("nan"), float("inf")
 GOOD = [[1.0, 0.0], [0.0, 1.0], [0.6, 0.8]]
@@ -25,12 +25,6 @@ GOOD = [[1.0, 0.0], [0.0, 1.0], [0.6, 0.8]]
 @pytest.fixture(params=["sync", "async"])
 def mode(request: pytest.FixtureRequest) -> str:
     return request.param
-
-
-@pytest.fixture(autouse=True)
-def quantised(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use the quantiser from the first rows on, so that the tests detect a row that poisons it."""
-    monkeypatch.setattr(vector_index, "EXACT_ROWS", 0)
 
 
 def settled(table: MemTable) -> None:

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pytest
 
 from memwal.memtable import IndexSpec, Snapshot, row_schema, tombstones, with_tombstone
-from memwal.memtable.vector import index as vector_index
 from tests.index_modes import memtable_in
 
+pytestmark = pytest.mark.usefixtures("quantised")
 WIDTH = 8
 BASE = pa.schema(
     [
@@ -74,11 +74,6 @@ class Rows:
         snapshot = self.table.snapshot()
         mask = snapshot.live() if filter is None else snapshot.where(filter, snapshot.live())
         return snapshot.take(found(snapshot, mask), ["id"]).column("id").to_pylist()
-
-
-@pytest.fixture(autouse=True)
-def quantised(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vector_index, "EXACT_ROWS", 0)
 
 
 @pytest.fixture(params=["sync", "async", "half"])

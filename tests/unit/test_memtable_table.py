@@ -127,7 +127,8 @@ def test_rows_are_counted_alike_however_they_came_and_were_merged() -> None:
     sizes = [*[1] * MERGE_AT, SMALL_ROWS, 7, *[1] * (MERGE_AT - 2), SMALL_ROWS - 1, SMALL_ROWS, *[2] * 5]
     for size, first in zip(sizes, np.cumsum([0, *sizes[:-1]]).tolist(), strict=True):
         put(table, id=np.arange(first, first + size), name=["x"] * size)
-        batches = table.snapshot()._rows.batches
+        snapshot = table.snapshot()
+        batches = list(snapshot.batches(snapshot.live()))
         assert table.usage()["rows"] == sum(batch.nbytes + len(ROWS) * BATCH_OVERHEAD for batch in batches)
         assert sum(batch.num_rows for batch in batches) == table.rows
     assert len(batches) < 12

@@ -60,14 +60,6 @@ def filters(text: str) -> list[str]:
     return [each.strip() for line in text.strip().splitlines() for each in line.split(" | ")]
 
 
-@pytest.fixture
-def every_index(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sort rows at the first use of an index, and narrow also by indexes that return all rows."""
-    monkeypatch.setattr("memwal.memtable.filter.scalar_index.LOOKS", 0)
-    monkeypatch.setattr("memwal.memtable.snapshot.WORTH", 1)
-    monkeypatch.setattr("memwal.memtable.snapshot.SCANNED", 0)
-
-
 def stamped_rows() -> pa.Table:
     def stamps(unit: str, nanoseconds: int, zone: str | None = None) -> pa.Array:
         return pa.array([stamp and stamp // nanoseconds for stamp in STAMPS], pa.timestamp(unit, zone))

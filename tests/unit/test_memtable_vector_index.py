@@ -16,10 +16,9 @@ WIDTH = 8
 
 
 @pytest.fixture
-def all_indexed(monkeypatch: pytest.MonkeyPatch) -> None:
+def all_indexed(quantised: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Set limits as for a memtable of a million rows: the quantiser is used for any number of rows and holds nearly
     all of them."""
-    monkeypatch.setattr(vector_index, "EXACT_ROWS", 0)
     monkeypatch.setattr(vector_index, "ADD_BLOCK", 10)
     monkeypatch.setattr(vector_index, "FETCH", 200)
 

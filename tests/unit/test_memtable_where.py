@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from memwal.memtable import IndexSpec, InvalidRows, MemTable, Snapshot, row_schema, with_tombstone
 from tests.conftest import extent
 from tests.messages import raises
+from tests.support.indexes import use_every_index
 
 DATA = pa.table(
     {
@@ -100,13 +101,6 @@ def build(data: pa.Table, indexed: tuple[str, ...] = ()) -> Snapshot:
     return table.snapshot()
 
 
-def use_every_index(patch: pytest.MonkeyPatch) -> None:
-    """Sort rows at the first use of an index, and narrow also by indexes that return all rows."""
-    patch.setattr("memwal.memtable.filter.scalar_index.LOOKS", 0)
-    patch.setattr("memwal.memtable.snapshot.WORTH", 1)
-    patch.setattr("memwal.memtable.snapshot.SCANNED", 0)
-
-
 def ids(snapshot: Snapshot, predicate: str) -> list[int]:
     mask = snapshot.where(predicate, snapshot.live())
     found: list[int] = snapshot.take(np.flatnonzero(mask), ["id"]).column("id").to_pylist()
@@ -124,9 +118,8 @@ def snapshot() -> Snapshot:
 
 
 @pytest.fixture
-def indexed(monkeypatch: pytest.MonkeyPatch) -> Snapshot:
+def indexed(every_index: None) -> Snapshot:
     """Return the same rows with every index, used for any number of rows."""
-    use_every_index(monkeypatch)
     return build(DATA, INDEXED)
 
 

@@ -72,7 +72,7 @@ def open_table(
                 owners_of(base, store, ask).refuse(claimant or Claimant(), clock)
             if finish:  # a resize that was interrupted after its decision
                 base = flush.finish_resize(base, store, clock=clock, ids=ids, options=wal_options)
-            context = _context(settings, base, store, clock, ids, wal_options)
+            context = context_of(settings, base, store, clock, ids, wal_options)
             base = replace(base, caches=LanceCaches(settings.table.cache_max))
             with nullcontext(on_replay) if on_replay is not None or not claim else replay_bar(clock) as tell:
                 context = replace(context, on_replay=tell, daemon=claimant is not None and claimant.daemon)
@@ -102,7 +102,7 @@ def owners_of(base: flush.BaseTable, store: wal.ObjectStore, ask: Ask) -> LiveOw
     return LiveOwners(base.uri, store, base.regions, base.table_id or store.url(""), ask)
 
 
-def _context(
+def context_of(
     settings: Settings,
     base: flush.BaseTable,
     store: wal.ObjectStore,
@@ -110,6 +110,7 @@ def _context(
     ids: wal.Ids,
     wal_options: wal.WalOptions,
 ) -> RegionContext:
+    """Return what the regions of `base` share. Reads the models of its vector indexes."""
     models = VectorModels()
     models.read(base)
     indexes = flush.SstIndexes(

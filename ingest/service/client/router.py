@@ -216,12 +216,26 @@ class Router:
         heard = believed([(at, answer) for at, answer in told if not isinstance(answer, MemWalError)], self.table)
         known = self._owners
         newer = {each: at for each, at in heard.items() if each not in known or at.epoch > known[each].epoch}
-        self._believe(known | newer)
+        self.believe(known | newer)
         return heard
 
     def epochs(self) -> dict[str, int]:
         """Return the epoch of each region whose owner is known."""
         return {region: owner.epoch for region, owner in self._owners.items() if owner.epoch}
+
+    def believe(self, owners: dict[str, Owner]) -> None:
+        """Replace the owners of all regions. An owner with epoch 0 keeps the epoch that is known of its region."""
+        with self._changing:
+            known = self._owners
+            self._owners = {
+                region: owner if owner.epoch else Owner(owner.endpoint, known[region].epoch if region in known else 0)
+                for region, owner in owners.items()
+            }
+            holders = {owners[region].endpoint if region in owners else None for region in self.regions}
+            only = holders.pop() if len(holders) == 1 else None
+            if self.alone:  # its own error says what is wrong
+                only = next(iter(self._connections))
+            self.sole = None if only is None else self._connections[only]
 
     def learn(self, seen: int) -> None:
         """Ask every daemon for its regions, unless they were asked since `rounds` was `seen`."""
@@ -320,7 +334,7 @@ class Router:
         if known is None or owner not in self._connections or self._followed.get(region) == self.rounds:
             return False
         self._followed[region] = self.rounds
-        self._believe({**self._owners, region: Owner(owner, known.epoch)})
+        self.believe({**self._owners, region: Owner(owner, known.epoch)})
         return True
 
     def _take_over(self, answers: Mapping[str, Mapping[str, Any]]) -> None:
@@ -330,7 +344,7 @@ class Router:
                 expect_routing(answer["table"], self.routing, answer["routing_version"])
         self._processes |= {endpoint: answer["process"] for endpoint, answer in answers.items()}
         self._meet(answers.values())
-        self._believe(believed(answers.items(), self.table))
+        self.believe(believed(answers.items(), self.table))
 
     def _description(self, daemon: Connection, request: Mapping[str, Any], patience: float | None) -> dict[str, Any]:
         """Return this daemon's description of the table. Raises: Invalid for another table."""
@@ -358,7 +372,7 @@ class Router:
         self._processes[connection.endpoint] = described["process"]
         self._meet([described])
         if not self._owners:
-            self._believe(believed([(connection.endpoint, described)], there))
+            self.believe(believed([(connection.endpoint, described)], there))
         return described
 
     def _meet(self, answers: Collection[Mapping[str, Any]]) -> None:
@@ -368,19 +382,6 @@ class Router:
         for endpoint in dict.fromkeys(each for answer in answers for each in answer["endpoints"]):
             if endpoint not in own:
                 self.connection(endpoint)
-
-    def _believe(self, owners: dict[str, Owner]) -> None:
-        with self._changing:
-            known = self._owners
-            self._owners = {
-                region: owner if owner.epoch else Owner(owner.endpoint, known[region].epoch if region in known else 0)
-                for region, owner in owners.items()
-            }
-            holders = {owners[region].endpoint if region in owners else None for region in self.regions}
-            only = holders.pop() if len(holders) == 1 else None
-            if self.alone:  # its own error says what is wrong
-                only = next(iter(self._connections))
-            self.sole = None if only is None else self._connections[only]
 
 
 def _settled(call: Callable[[], T]) -> T | MemWalError:

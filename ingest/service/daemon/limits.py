@@ -34,23 +34,25 @@ class Calls:
     """
 
     def __init__(self, most: int) -> None:
-        self._most, self._lock, self._under_way = most, threading.Lock(), 0
+        self._most, self._lock = most, threading.Lock()
+        self.under_way = 0
+        """The number of calls in progress."""
 
     @contextmanager
     def enter(self) -> Iterator[None]:
         """Return the context of a call. Raises: Unavailable (busy) at the limit."""
         with self._lock:
-            if self._under_way >= self._most:
+            if self.under_way >= self._most:
                 raise Unavailable(
                     f"this daemon answers daemon.calls_max = {self._most} calls already; ask again later",
                     {"reason": BUSY, "calls_max": self._most, "retry_after": RETRY_AFTER},
                 )
-            self._under_way += 1
+            self.under_way += 1
         try:
             yield
         finally:
             with self._lock:
-                self._under_way -= 1
+                self.under_way -= 1
 
 
 @dataclass(frozen=True, slots=True)

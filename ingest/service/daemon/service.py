@@ -128,7 +128,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         """
         self._events = events
         self._guard, self._limits = guard or Guard(), limits or Limits.of(DaemonSettings())
-        self._calls = Calls(self._limits.calls)
+        self.calls = Calls(self._limits.calls)
         self._log = AccessLog(table.regions.context.clock)
         self.table, self._place = table, place or Place()
         super().__init__(location, **trace_headers.taking_headers(self._guard.flight_options()))
@@ -153,7 +153,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         writer: flight.MetadataRecordBatchWriter,
     ) -> None:
         operation, request, rows = self._request(descriptor.command)
-        with self._calls.enter() if operation.counted else nullcontext():
+        with self.calls.enter() if operation.counted else nullcontext():
             operation.expect_permitted(role_of(context, self._guard), request, context.peer(), self._log)
             self._take_rows(operation, request, rows, reader)
             explanations = list[Explanation]()

@@ -75,7 +75,7 @@ class HttpServer:
         if live is not None:
             LiveServer(live).add_to(application)
         Actions(acts or {}).add_to(application)
-        self._runner = web.AppRunner(application, handle_signals=False, shutdown_timeout=0.1)
+        self.runner = web.AppRunner(application, handle_signals=False, shutdown_timeout=0.1)
         self._server: asyncio.Server | None = None
         self._thread = threading.Thread(target=self._loop.run_forever, name="http", daemon=True)
         self._thread.start()
@@ -99,9 +99,9 @@ class HttpServer:
         return asyncio.run_coroutine_threadsafe(what, self._loop).result(_END)
 
     async def _listen(self, host: str, port: int) -> int:
-        await self._runner.setup()
-        assert self._runner.server is not None
-        made = Connections(self._runner.server, self._guard.refused, self._connections_max)
+        await self.runner.setup()
+        assert self.runner.server is not None
+        made = Connections(self.runner.server, self._guard.refused, self._connections_max)
         context = self._guard.context
         handshake = None if context is None else HANDSHAKE
         listening = self._loop.create_server(made, host, port, ssl=context, ssl_handshake_timeout=handshake)
@@ -111,7 +111,7 @@ class HttpServer:
     async def _ended(self) -> None:
         if self._server is not None:
             self._server.close()
-        await self._runner.cleanup()
+        await self.runner.cleanup()
 
     @web.middleware
     async def _guarded(

@@ -102,7 +102,6 @@ class MemWalSink:
         tracing.begin("memwal-run", self._settings.tracing)
         self._endpoint = endpoint or configured_endpoint(self._settings)
         self._on_batch, self._tasks, self._clock = on_batch, tasks, SystemClock()
-        self._child: RestartingDaemon | None = None
         self._base: BaseTable | None = None
         self._known: tuple[str, ...] = ()
         dlq = self._settings.dlq
@@ -115,6 +114,8 @@ class MemWalSink:
         self._with_paths = 0
         self._prepared: PreparedTask | None = None
         self._previous: tuple[str, int] | None = None  # query and number of the last written micro-batch
+        self.child: RestartingDaemon | None = None
+        """The child daemon, after the first micro-batch; None if other daemons are used."""
         self.small: SmallReader | None = None
         """Reads the rows of small micro-batches faster."""
         self.guard: SourceGuard | None = None
@@ -151,9 +152,9 @@ class MemWalSink:
 
     def close(self) -> None:
         """Stop the child daemon, if there is one. Acknowledged rows are kept."""
-        if self._child is not None:
-            self._child.stop(self._settings.daemon.drain_timeout)
-            self._child = None
+        if self.child is not None:
+            self.child.stop(self._settings.daemon.drain_timeout)
+            self.child = None
 
     @panics_as_errors
     def _written(self, frame: DataFrame, batch_id: int) -> BatchReceipt:
@@ -307,8 +308,8 @@ class MemWalSink:
             if refused:
                 # The dead letters must be durable before any region applies the micro-batch without these rows:
                 # afterwards no region refuses them, and a replay would not know them.
-                letters = added_by(_collected(rows.where(f"{col.BUCKET} < 0"), send))
-            return _collected(rows, send), letters
+                letters = added_by(collected(rows.where(f"{col.BUCKET} < 0"), send))
+            return collected(rows, send), letters
 
     @contextmanager
     def _checked(self, shuffled: DataFrame) -> Iterator[DataFrame]:
@@ -367,10 +368,10 @@ class MemWalSink:
         if (find := self._find()) is not None:
             self._endpoint = by_notes(find)
             return self._endpoint
-        if self._child is None or self._child.failure is not None:
+        if self.child is None or self.child.failure is not None:
             self.close()
-            self._child = RestartingDaemon(self._settings)
-        return self._child.endpoint
+            self.child = RestartingDaemon(self._settings)
+        return self.child.endpoint
 
     def _find(self) -> NotesFinder | None:
         if not self._settings.daemon.on_spark:
@@ -387,7 +388,7 @@ class MemWalSink:
 
     def _explained(self, error: Exception) -> MemWalError:
         """Return the kind of an error; if the child daemon failed permanently, its failure, which caused the error."""
-        gone = None if self._child is None else self._child.failure
+        gone = None if self.child is None else self.child.failure
         return gone or of_spark(error)
 
 
@@ -417,6 +418,6 @@ def routed_frame(frame: DataFrame, route: RouteTask, most: int, order_by: Sequen
     return placed.sortWithinPartitions(col.BUCKET, *(f"`{name}`" for name in order_by), *place, col.ROW)
 
 
-def _collected(frame: DataFrame, task: SendTask) -> list[dict[str, Any]]:
+def collected(frame: DataFrame, task: SendTask) -> list[dict[str, Any]]:
     """Run the job (steps 3 and 4). Return the answers of its tasks, one dict per row of `RECEIPT`."""
     return [row.asDict() for row in frame.mapInArrow(task, receipt_schema()).collect()]
