@@ -40,8 +40,8 @@ FIRST_ROWS = 5
 CELL_WIDTH = 40
 ROWS_PER_PART = 500
 """Rows that are converted and printed together; a table lays out its columns for these rows."""
-TEXT_MIN, GAP = 12, 2
-"""Characters to which a text is cut at most, and between two columns."""
+TEXT_MIN, GAP, EDGES = 12, 2, 3
+"""Characters to which a text is cut at most, between two columns, and beside the first and the last."""
 _WHOLE = 1 << 20
 """Characters of a value in a block."""
 LISTED = 3
@@ -201,7 +201,7 @@ class RowTables:
         shown = rows.select(list(self._names))
         cells = [[cell(value, grouped=False) for value in shown_values(each, "table")] for each in shown.columns]
         cut = [_may_be_cut(field.type) for field in shown.schema]
-        widths = _widths(shown.column_names, cells, cut, self._console.width)
+        widths = _widths(shown.column_names, cells, cut, self._console.width - EDGES)
         if fresh:
             self._names, self.left_out = rows.column_names[: len(widths)], rows.column_names[len(widths) :]
         table = plain_table()
