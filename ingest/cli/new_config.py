@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -32,6 +33,7 @@ _TEXT = 4 << 20
 """Bytes of CSV or NDJSON that are read."""
 _WORDS = 4
 """Words of an average text that is worth a full-text index."""
+_ZONE = re.compile(r"(?:Z|[+-]\d\d:?\d\d)$")
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 _FILTERED = re.compile(r"date|time|year|price|count|size|status|kind|type", re.IGNORECASE)
 """Names of columns that filters often use."""
@@ -70,9 +72,19 @@ def _sample(file: InputFile) -> pa.Table:
         whole = read if len(read) < _TEXT else read[: read.rindex(b"\n") + 1]
         if file.format == "csv":
             return pyarrow.csv.read_csv(io.BytesIO(whole)).slice(0, ROWS)
-        return pyarrow.json.read_json(io.BytesIO(whole)).slice(0, ROWS)
+        return _zoned(pyarrow.json.read_json(io.BytesIO(whole)).slice(0, ROWS), whole)
     except (OSError, ValueError, pa.ArrowException) as error:
         raise Invalid(f"{file.name}: cannot be read: {first_line(error)}") from None
+
+
+def _zoned(rows: pa.Table, lines: bytes) -> pa.Table:
+    """Return rows of NDJSON with times in UTC where the text names a zone, which Arrow's reader drops."""
+    for place, field in enumerate(rows.schema):
+        if pa.types.is_timestamp(field.type):
+            texts = (json.loads(line).get(field.name) for line in lines.splitlines() if line.strip())
+            if _ZONE.search(str(next((text for text in texts if text), ""))):
+                rows = rows.set_column(place, field.name, rows.column(place).cast(pa.timestamp("us", "UTC")))
+    return rows
 
 
 def _lines(config: Path, files: Sequence[InputFile], rows: pa.Table) -> Iterator[str]:
