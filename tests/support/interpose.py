@@ -11,6 +11,7 @@ from unittest.mock import patch
 import pytest
 
 from tests.failure_matrix import Killed, killed
+from tests.support.waits import as_only_process
 
 Once = Callable[..., None]
 """The type of the fixture `once`."""
@@ -43,4 +44,11 @@ def once(monkeypatch: pytest.MonkeyPatch) -> Once:
 def killed_at(owner: Any, name: str, *, after: bool = False) -> Iterator[None]:
     """Expect that the process ends before, or after, its first call of the function `name` of `owner`."""
     with patch.object(owner, name, killed(getattr(owner, name), after=after)), pytest.raises(Killed):
+        yield
+
+
+@pytest.fixture
+def only_process() -> Iterator[None]:
+    """Leave out waits for other processes until the end of the test; see `as_only_process`."""
+    with as_only_process():
         yield

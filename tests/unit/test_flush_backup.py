@@ -36,6 +36,8 @@ from tests.messages import raises
 from tests.support.clock import FakeClock
 from tests.support.interpose import Once, killed_at, run_once
 
+pytestmark = pytest.mark.usefixtures("only_process")
+
 
 @pytest.fixture
 def places(tmp_path: Path) -> tuple[str, str]:

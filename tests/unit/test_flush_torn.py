@@ -23,6 +23,7 @@ from tests.conftest import SCHEMA, Made, tree
 from tests.messages import raises
 from tests.power_cuts.workloads import collect
 
+pytestmark = pytest.mark.usefixtures("only_process")
 Open = Callable[..., Any]
 
 
