@@ -460,6 +460,17 @@ def serve(start: Start) -> Serve:
     return lambda config, *options: serve_with(start, config, *options)
 
 
+@pytest.fixture
+def watchful(script: Script) -> Serve:
+    """Return a function like `serve`, for a daemon that reads storage more often; see `scripts/watchful.py`."""
+
+    def begin(config: Path, *options: str) -> tuple[Running, str]:
+        running = script("watchful.py", "serve", config, *options)
+        return running, running.line_with("serving").rsplit(" ", 1)[1]
+
+    return begin
+
+
 def serve_with(start: Start, config: Path, *options: str) -> tuple[Running, str]:
     """Implement the fixture `serve`."""
     running = start([sys.executable, "-m", "memwal.ingest.cli.app", "serve", str(config), *options])
