@@ -21,9 +21,9 @@ from tests.soak.samples import of_process
 from tests.soak.trends import Verdict, judge
 
 BATCHES, SAMPLES = 1800, 8
-DESCRIPTORS, THREADS, FILES = 40, 40, 400
+DESCRIPTORS, THREADS, FILES = 40, 40, 800
 """Allowed fluctuations: files that are read at that moment or wait for collection, and Lance's threads for blocking
-calls.
+calls. A collector on a busy machine is seconds behind; entries that are never collected are 1,800 files more.
 """
 
 
