@@ -28,7 +28,7 @@ from memwal.wal import (
     bucket_region,
     claim,
 )
-from tests.failure_matrix import FAULTS, WRITES, FaultyStore, Killed
+from tests.failure_matrix import FAULTS, WRITES, FaultyStore, Killed, WatchedStore
 from tests.support.clock import FakeClock
 
 WIDTH = 8
@@ -125,23 +125,22 @@ class World:
         return flush.commit(self.uri, {}, self.store, clock=FakeClock(), retries=retries, **more)
 
     def killed_at_each_call(self, at: Path, work: Callable[[Self], Any]) -> Iterator[Self]:
-        """Yield a copy of the table after each end of a process that does `work`: before each call of the store, and
-        after each write."""
+        """Yield a copy of the table after each end of a process that does `work`: before each call of the store and
+        after each write, but once if several leave the same files."""
         whole = self.copied(at / "whole")
-        whole.store = store = FaultyStore(whole.store, FakeClock())
+        whole.store = store = WatchedStore(whole.store, at / "whole")
         work(whole)
-        calls = [call for call in dict.fromkeys(store.calls) if "_transactions" not in call.key]
-        assert {call.method for call in calls} & {"get", *WRITES}, calls
-        for number, call in enumerate(calls):
-            for fault in ("killed before", "killed after") if call.method in WRITES else ("killed before",):
-                world = self.copied(at / f"{number} {fault}")
-                inner, world.store = world.store, FaultyStore(world.store, FakeClock())
-                world.store.arm(FAULTS[fault], call)
-                with pytest.raises(Killed):
-                    work(world)
-                world.store = inner
-                yield world
-                shutil.rmtree(at / f"{number} {fault}")
+        kills = list(store.kills(lambda call: "_transactions" not in call.key))
+        assert {call.method for call, _ in kills} & WRITES, kills
+        for number, (call, comes_after) in enumerate(kills):
+            world = self.copied(at / str(number))
+            inner, world.store = world.store, FaultyStore(world.store, FakeClock())
+            world.store.arm(FAULTS["killed after" if comes_after else "killed before"], call)
+            with pytest.raises(Killed):
+                work(world)
+            world.store = inner
+            yield world
+            shutil.rmtree(at / str(number))
 
     def found(self) -> Any:
         rows = lance.dataset(self.uri).to_table(columns=["id", "n"]).to_pylist()

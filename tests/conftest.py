@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import queue
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -121,6 +123,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: ranks.get(str(item.path), len(ranks)))
 
 
+def pytest_collection_finish() -> None:
+    """Leave what exists now out of garbage collections: tests that collect would search the modules and thousands of
+    tests each time."""
+    gc.collect()
+    gc.freeze()
+
+
 def wait_until(condition: Callable[[], Any], timeout: float = PATIENCE, every: float = 0.02) -> Any:
     """Return the first true result of `condition`; raise AssertionError if there is none within `timeout` seconds."""
     deadline = time.monotonic() + timeout
@@ -167,14 +176,8 @@ class Made:
 
     def row(self, id: int, version: int = 0) -> dict[str, Any]:
         """Return one row; `version` distinguishes two rows of one key in every column."""
-        rng = np.random.default_rng((id & 0xFFFFFFFF, version))
-        return {
-            "id": id,
-            "name": f"row {id} v{version}",
-            "price": int(rng.integers(0, 1000)),
-            "body": " ".join(rng.choice(WORDS, 2, replace=False)),
-            "vector": [float(x) for x in rng.standard_normal(WIDTH).astype(np.float32)],
-        }
+        price, body, vector = _made(id, version)
+        return {"id": id, "name": f"row {id} v{version}", "price": price, "body": body, "vector": list(vector)}
 
     def rows(self, ids: Sequence[int], version: int = 0) -> list[dict[str, Any]]:
         """Return rows of several keys."""
@@ -183,6 +186,14 @@ class Made:
     def table(self, ids: Sequence[int], version: int = 0) -> pa.Table:
         """Return the same rows as an Arrow table."""
         return pa.Table.from_pylist(self.rows(ids, version), schema=self.schema)
+
+
+@lru_cache(1 << 13)
+def _made(id: int, version: int) -> tuple[int, str, tuple[float, ...]]:
+    """Return price, body and vector. Most tests make the same rows: a few small ids, in version 0 or 1."""
+    rng = np.random.default_rng((id & 0xFFFFFFFF, version))
+    price, words = int(rng.integers(0, 1000)), rng.choice(WORDS, 2, replace=False)
+    return price, " ".join(words), tuple(rng.standard_normal(WIDTH).astype(np.float32).tolist())
 
 
 @pytest.fixture(scope="session")
@@ -462,6 +473,17 @@ def serve(start: Start) -> Serve:
     return lambda config, *options: serve_with(start, config, *options)
 
 
+@pytest.fixture
+def watchful(script: Script) -> Serve:
+    """Return a function like `serve`, for a daemon that reads storage more often; see `scripts/watchful.py`."""
+
+    def begin(config: Path, *options: str) -> tuple[Running, str]:
+        running = script("watchful.py", "serve", config, *options)
+        return running, running.line_with("serving").rsplit(" ", 1)[1]
+
+    return begin
+
+
 def serve_with(start: Start, config: Path, *options: str) -> tuple[Running, str]:
     """Implement the fixture `serve`."""
     running = start([sys.executable, "-m", "memwal.ingest.cli.app", "serve", str(config), *options])
@@ -469,10 +491,19 @@ def serve_with(start: Start, config: Path, *options: str) -> tuple[Running, str]
     return running, line.rsplit(" ", 1)[1]
 
 
+RUN_SCRIPT = """import runpy, sys
+from memwal.ingest.service.daemon.process import prepare_process
+prepare_process()
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+"""Runs a script without pandas, as a daemon does: its import takes a quarter of the start's processor time."""
+
+
 @pytest.fixture
 def script(start: Start) -> Script:
     """Return a function that starts one of `tests/scripts/` with arguments."""
-    return lambda name, *arguments: start([sys.executable, str(SCRIPTS / name), *map(str, arguments)])
+    return lambda name, *arguments: start([sys.executable, "-c", RUN_SCRIPT, str(SCRIPTS / name), *map(str, arguments)])
 
 
 def tree(path: Path) -> dict[str, int]:

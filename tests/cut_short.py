@@ -160,9 +160,7 @@ class Scene:
             daemon.line_with("serving")
         self.sink = self._new_sink()
         self._land(BATCH)
-        most = spark_sink.SMALL if case.where == ONE_TASK else 0
-        with mock.patch.object(spark_sink, "SMALL", most), mock.patch.object(spark_sink, "SMALL_ON_FEW", most):
-            self.run()
+        self.run()
 
     def _sections(self, endpoints: list[str]) -> dict[str, dict[str, Any]]:
         key = {"append_only": True} if self.case.append else {"key": ["id"]}
@@ -314,6 +312,7 @@ class Scene:
             frame = routed_frame(*given)
             return frame.mapInArrow(pausing, frame.schema) if self.case.where == SEND else frame
 
+        self.sink._small = None if self.case.where == ONE_TASK else 0
         with (
             mock.patch.object(spark_sink, "routed_frame", through),
             mock.patch.object(spark_sink, "OneTask", partial(WatchedOne, place=pausing.place)),

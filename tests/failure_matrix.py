@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 from unittest.mock import patch
 
@@ -217,6 +218,44 @@ def _behind(listed: list[Any], written: list[str]) -> list[Any]:
     names = {getattr(each, "key", each) for each in listed}
     newest = next((key for key in reversed(written) if key in names), None)
     return [each for each in listed if getattr(each, "key", each) != newest]
+
+
+class WatchedStore(FaultyStore):
+    """A store of local files that records the files around each call of one run.
+
+    Thread safety. Any thread; one call at a time.
+    """
+
+    def __init__(self, inner: ObjectStore, root: Path) -> None:
+        """`root`: the directory with every file that the run changes, also past the store."""
+        self._root, self._serial = root, threading.RLock()
+        self._around: list[tuple[Call, frozenset[Any], frozenset[Any]]] = []
+        super().__init__(inner, FakeClock())
+
+    def kills(self, possible: Callable[[Call], bool] = lambda _: True) -> Iterator[tuple[Call, bool]]:
+        """Yield the calls before or after which a kill leaves the files in a state that no earlier kill left, and
+        whether it comes after the call.
+
+        `possible`: returns whether another run makes the call too, with the same key.
+        """
+        seen = set[frozenset[Any]]()
+        for call, before, after in self._around:
+            for files, comes_after in ((before, False), (after, True)):
+                if files not in seen and possible(call) and (call.method in WRITES or not comes_after):
+                    seen.add(files)
+                    yield call, comes_after
+
+    def _do(self, method: str, key: str, call: Callable[[], _Answer]) -> _Answer:
+        with self._serial:
+            before = self._files()
+            try:
+                return super()._do(method, key, call)
+            finally:
+                self._around.append((self.calls[-1], before, self._files()))
+
+    def _files(self) -> frozenset[Any]:
+        found = ((path, path.stat()) for path in self._root.rglob("*") if path.is_file())
+        return frozenset((path, stat.st_size, stat.st_mtime_ns) for path, stat in found)
 
 
 def copy_objects(source: ObjectStore, target: ObjectStore) -> None:

@@ -14,6 +14,7 @@ messages are deleted with it.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import shutil
 import signal
@@ -22,6 +23,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -254,7 +256,7 @@ def _certify(directory: Path) -> None:
 
 
 def _configure(directory: Path, ports: Ports) -> None:
-    """Write the broker's settings and format its storage."""
+    """Write the broker's settings, and its storage without messages."""
     kinds = {"PLAINTEXT": ports.plain, "SASL_PLAINTEXT": ports.sasl, "SSL": ports.tls}
     listeners = ",".join(f"{kind}://127.0.0.1:{port}" for kind, port in kinds.items())
     settings = {
@@ -281,11 +283,28 @@ def _configure(directory: Path, ports: Ports) -> None:
         "group.initial.rebalance.delay.ms": 0,
     }
     (directory / "server.properties").write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+    formatted = cache() / f"formatted-{hashlib.sha256(' '.join(_FORMATTING).encode()).hexdigest()[:12]}"
+    if not formatted.exists():
+        _format(directory, formatted)
+    shutil.copytree(formatted, directory / "messages", dirs_exist_ok=True)
+
+
+_FORMATTING = (
+    *("kafka.tools.StorageTool", "format", "--cluster-id", "bWVtd2FsLXRlc3RzLTAwMQ"),
+    # With the feature off, a killed broker becomes leader again.
+    *("--feature", "eligible.leader.replicas.version=0", "--config"),
+)
+"""The program that formats storage, and its arguments before the settings."""
+
+
+def _format(directory: Path, formatted: Path) -> None:
+    """Format the storage of a broker, which takes a JVM, and keep a copy as `formatted` for the next brokers."""
     with (directory / "log").open("ab") as log:
-        formatting = ["kafka.tools.StorageTool", "format", "--cluster-id", "bWVtd2FsLXRlc3RzLTAwMQ"]
-        # With the feature off, a killed broker becomes leader again.
-        formatting += ["--feature", "eligible.leader.replicas.version=0", "--config"]
-        subprocess.run(_command(directory, *formatting), stdout=log, stderr=log, cwd=directory)
+        subprocess.run(_command(directory, *_FORMATTING), stdout=log, stderr=log, cwd=directory, check=True)
+    with tempfile.TemporaryDirectory(dir=cache()) as scratch:
+        copy = shutil.copytree(directory / "messages", Path(scratch) / "copy")
+        with suppress(OSError):  # another process has stored its copy
+            copy.rename(formatted)
 
 
 def _launch(directory: Path) -> subprocess.Popen[bytes]:

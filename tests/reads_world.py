@@ -42,6 +42,7 @@ SCHEMA = pa.schema(
 SETTINGS: dict[str, Any] = {
     "commit": {"interval": "0s", "compact_fragments": 2, "optimize_segments": 2},
     "gc": {"interval": "0s", "sst_age_min": "1ms", "wal_age_min": "1ms"},
+    "wal": {"read_lease": "20ms"},  # how long a claim waits if the region has an owner
 }
 Model = dict[int, dict[str, Any]]
 

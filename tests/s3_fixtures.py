@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from unittest.mock import patch
 
 import pytest
 
@@ -53,6 +54,15 @@ def fault_proxy(_proxy: FaultProxy) -> Iterator[FaultProxy]:
     yield _proxy
     _proxy.heal()
     _proxy.forget()
+
+
+@pytest.fixture
+def retries_at_once() -> Iterator[None]:
+    """Let memwal's S3 client retry as often as usual, but without pauses, which last up to 1 s, then up to 2 s."""
+    from botocore.retries.standard import ExponentialBackoff  # imported here: every test process loads this module
+
+    with patch.object(ExponentialBackoff, "delay_amount", lambda *_: 0.0):
+        yield
 
 
 @pytest.fixture

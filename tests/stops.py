@@ -46,10 +46,10 @@ class Stops:
         """`part`: records of a micro-batch."""
         self.directory, self.kafka, self.records = directory, kafka, records
         self.topic, self.uri = f"stops-{directory.name}", str(directory / "stops.lance")
-        self.checkpoint, config = directory / "checkpoint", directory / "stops.toml"
-        config.write_text(toml(self._sections(append, part)))
+        self.checkpoint, self.config = directory / "checkpoint", directory / "stops.toml"
+        self.config.write_text(toml(self._sections(append, part)))
         kafka.create_topic(self.topic, partitions=PARTITIONS)
-        words = [sys.executable, "-m", "memwal.ingest.cli.app", "run", str(config)]
+        words = [sys.executable, "-m", "memwal.ingest.cli.app", "run", str(self.config)]
         self.run = Kept(words, environment(), directory / "run.log")
 
     def _sections(self, append: bool, part: int) -> dict[str, dict[str, Any]]:

@@ -30,13 +30,14 @@ class Quickstart:
 
 @pytest.fixture(scope="module")
 def quickstart(tmp_path_factory: pytest.TempPathFactory, cli: Callable[..., Any]) -> Quickstart:
-    """Run the shipped quickstart once, with its paths in a separate directory."""
+    """Run the shipped quickstart once, with its paths in a separate directory, and its files in quick succession."""
     directory = tmp_path_factory.mktemp("quickstart")
     config = directory / CONFIG.name
     shutil.copy(CONFIG, config)
     env = {
         "MEMWAL__TABLE__URI": str(directory / "packages.lance"),
         "MEMWAL__SOURCE__FEED": str(CONFIG.parent / "quickstart"),
+        "MEMWAL__SOURCE__FEED_EVERY": "200ms",
         "MEMWAL__SOURCE__PATH": str(directory / "landing"),
     }
     ran = cli("run", config, "--once", cwd=directory, env=env, process=True)

@@ -47,12 +47,6 @@ def sources() -> list[Source]:
 
 
 @pytest.fixture(scope="session")
-def test_sources() -> list[Source]:
-    """Return every Python file of the tests."""
-    return _parsed("tests/**/*.py")
-
-
-@pytest.fixture(scope="session")
 def texts() -> dict[str, str]:
     """Return every text file by name: those that git tracks or would add, and all files where git is not available."""
     listed = subprocess.run(

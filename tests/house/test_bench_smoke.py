@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Sequence
@@ -24,6 +25,12 @@ from bench.slopes import SLOPES, Crossover, Growth, Slope
 from bench.source_data import narrow_batches
 
 FIELDS = {"machine", "cores", "memory", "system"}
+
+
+@pytest.fixture(autouse=True)
+def no_disk_is_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do not write out the machine's disks before each round, which takes a second: no test compares times."""
+    monkeypatch.setattr(os, "sync", lambda: None)
 
 
 class Fixed(Contender):

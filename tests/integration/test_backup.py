@@ -223,6 +223,7 @@ def test_from_local_disk_to_s3_to_s3_and_back(
     assert len(rows_of(f"{remote}/table", options)) == len(wanted) + 1
 
 
+@pytest.mark.usefixtures("retries_at_once")
 def test_storage_that_fails_now_and_then(
     uri: str, s3_table_through_proxy: S3Table, fault_proxy: FaultProxy, tmp_path: Path, made: Any
 ) -> None:

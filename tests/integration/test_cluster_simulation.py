@@ -17,8 +17,12 @@ from tests.simulation.oracle import Wrong
 from tests.simulation.world import simulate
 from tests.simulation_fixtures import expect_found
 
-SEEDS = extent(40, 200)
+SEEDS, MOST = extent(16, 200), 200
 """`make simulate` runs thousands of seeds."""
+RARE = (39, 57)
+"""Further seeds, which kill processes in the parts that the first ones spare. If a change of the code has changed all
+runs, the test searches on until it has killed in every part: record those seeds.
+"""
 
 
 class Books:
@@ -121,12 +125,18 @@ def test_a_row_without_durability_may_be_lost_until_it_was_read_as_durable() -> 
 @pytest.mark.timeout(1200)
 def test_no_seed_breaks_a_promise_and_processes_are_killed_in_every_part() -> None:
     cells, failed = Cells(), list[str]()
-    for result in results(1, SEEDS, workers=1, kind="cluster"):
+
+    def spared() -> list[str]:
+        return [part for part in MUST_BE_KILLED if not kills(cells, part)]
+
+    for number, seed in enumerate([*range(1, SEEDS + 1), *RARE, *range(SEEDS + 1, MOST + 1)]):
+        if number >= SEEDS + len(RARE) and not spared():
+            break
+        (result,) = results(seed, 1, workers=1, kind="cluster")
         cells.update(result.cells)
         failed += [result.said] if result.said else []
     assert failed == []
-    spared = [part for part in MUST_BE_KILLED if not kills(cells, part)]
-    assert spared == [], table(cells)
+    assert spared() == [], table(cells)
 
 
 @pytest.mark.timeout(600)

@@ -24,6 +24,7 @@ from memwal.ingest.service.ops.health import of_commits
 from memwal.ingest.service.ops.metrics import COMMITTED, Scrape, families
 from tests.messages import raises
 
+pytestmark = pytest.mark.usefixtures("only_process")
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.int64())])
 REGIONS, ROWS = 4, 100
 

@@ -42,9 +42,8 @@ from memwal.ingest.spark.source.feed import Feed
 from memwal.ingest.spark.source.files import UNREADABLE_RECORD, has_header
 from memwal.ingest.spark.source.stream import ByHeader, read_stream
 from tests.conftest import toml
-from tests.opened import open_table
+from tests.opened import announced
 from tests.support.clock import FakeClock
-from tests.ways import served
 
 Dying = Callable[[str], AbstractContextManager[None]]
 COLUMNS = {"id": "int64", "name": "string", "price": "int64"}
@@ -119,9 +118,7 @@ class Stream:
     def endpoint(self) -> str:
         """Return the endpoint of one daemon, in this process, for all runs."""
         if not self.daemon:
-            table = self.ends.enter_context(open_table(load(self.config, {}), {}))
-            self.daemon = served(table, self.ends)
-            table.announce(self.daemon)
+            self.daemon = announced(load(self.config, {}), self.ends)
         return self.daemon
 
     def forget_the_last_micro_batch(self) -> None:

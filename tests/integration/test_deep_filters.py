@@ -39,7 +39,7 @@ CHAINS: dict[str, Callable[[int], str]] = {
     "text": lambda n: "v = 'a'" + " || 'a'" * n,
     "case": lambda n: "id = case" + " when id = 1 then 2" * n + " else 3 end",
 }
-FAR = 5_000
+FAR = 1_500
 RUN = """
 import sys, memwal
 table = memwal.open(sys.argv[1], read_only=True)

@@ -58,7 +58,7 @@ def test_a_run_reads_its_small_micro_batches_itself(
     topic, uri, config = tmp_path.name, str(tmp_path / "t.lance"), tmp_path / "config.toml"
     kafka.create_topic(topic, partitions=4)
     kafka.produce(topic, [Record(b'{"id": %d, "n": %d}' % (at % 700, at), b"%d" % (at % 700)) for at in range(2_000)])
-    source = {"format": "kafka", "brokers": kafka.brokers, "topics": [topic], "max_offsets_per_trigger": 300}
+    source = {"format": "kafka", "brokers": kafka.brokers, "topics": [topic], "max_offsets_per_trigger": 900}
     table = {"uri": uri, "key": ["id"], "columns": {"id": "int64", "n": "int64"}}
     sections = {"table": table, "regions": {"count": 3}, "source": {**source, "spark": kafka_connector}}
     config.write_text(toml(sections))

@@ -48,6 +48,7 @@ from tests.support.clock import FakeClock
 from tests.support.memory_store import MemoryStore
 from tests.table_stages import STAGES, Owner, check, check_fenced
 
+pytestmark = pytest.mark.usefixtures("retries_at_once")
 ROOT = Path(__file__).resolve().parents[2]
 CREATED = r"/(wal|manifest)/[01]{64}\."
 """Keys that conditional creates write."""

@@ -231,10 +231,10 @@ def test_a_daemon_claims_again_what_a_writer_that_has_gone_took(
 
 @pytest.mark.parametrize("pause", ["0s", "200ms"])
 def test_a_daemon_ends_where_the_writer_that_fenced_it_lives(
-    pause: str, small_config: SmallConfig, serve: Serve, open_small: OpenSmall, uri: str
+    pause: str, small_config: SmallConfig, watchful: Serve, open_small: OpenSmall, uri: str
 ) -> None:
     """No client writes: the daemon detects the fence by itself."""
-    running, _ = serve(small_config(daemon={"claim_again": pause}))
+    running, _ = watchful(small_config(daemon={"claim_again": pause}))
     thief = open_small(take_over=True)
     assert running.wait() == 1
     lines = [line for line in running.errors if line.startswith("memwal: ")]
@@ -244,13 +244,13 @@ def test_a_daemon_ends_where_the_writer_that_fenced_it_lives(
 
 
 def test_a_lancedb_merge_insert_fences_the_daemon_for_a_while_only(
-    small_config: SmallConfig, serve: Serve, made: Any, uri: str, wait_until: WaitUntil
+    small_config: SmallConfig, watchful: Serve, made: Any, uri: str, wait_until: WaitUntil
 ) -> None:
     """LanceDB writes into the regions of an `arrow` table by default, and leaves no note."""
     config = small_config(
         wal={"format": "arrow"}, daemon={"claim_again": "200ms"}, table={"indexes": {}}, regions={"count": 1}
     )
-    _, endpoint = serve(config)
+    _, endpoint = watchful(config)
     with memwal.connect(endpoint) as client:
         client.put(made.rows(range(4)))
         client.flush()

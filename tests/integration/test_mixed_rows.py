@@ -34,6 +34,8 @@ SCHEMA = pa.schema(
 )
 KEYS = st.sampled_from(["", "a", "b", "c", "d'e"])
 REGION = wal.bucket_region(0)
+SETTINGS = {"commit": {"interval": "0s"}, "wal": {"read_lease": "20ms"}}
+"""A claim of a region whose owner is alive waits for the lease."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ class StreamsAgainstDict(RuleBasedStateMachine):
 
     @initialize()
     def create(self) -> None:
-        settings = {"commit": {"interval": "0s"}, "table": self.choices}
+        settings = SETTINGS | {"table": self.choices}
         self.table = memwal.open(self.uri, schema=SCHEMA, key="k", regions=1, settings=settings)
 
     @rule(ops=st.lists(OPS, min_size=1, max_size=10), whole=st.booleans())
@@ -130,7 +132,7 @@ class StreamsAgainstDict(RuleBasedStateMachine):
         old = self.table
         if not dies:
             old.close()
-        self.table = memwal.open(self.uri, settings={"commit": {"interval": "0s"}}, take_over=dies)
+        self.table = memwal.open(self.uri, settings=SETTINGS, take_over=dies)
         if dies:  # the writer is fenced by now: its actions change nothing
             old.close()
 

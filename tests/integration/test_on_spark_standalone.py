@@ -75,6 +75,22 @@ def endpoints_in(line: str) -> list[str]:
     return line.rpartition(" at ")[2].split(", ")
 
 
+def test_daemons_on_spark_end_in_order_by_a_signal(
+    config: Callable[..., Path], command: Callable[..., Running], tmp_path: Path
+) -> None:
+    driver = command("serve", config(spark={"spark.master": "local[2]"}), "--on-spark", "2")
+    endpoints = endpoints_in(driver.line_with("serving"))
+    assert len(endpoints) == 2
+    with memwal.connect(endpoints, token=TOKEN["TABLE_TOKEN"]) as table:
+        assert {region["owner"] for region in table.status()["regions"]} <= set(endpoints)
+        assert table.put(rows(range(100), 1)).applied
+    driver.process.send_signal(signal.SIGTERM)
+    assert driver.wait() == 0
+    with memwal.open(str(tmp_path / "table.lance")) as table:
+        assert len(table) == 100
+
+
+@pytest.mark.long
 def test_a_worker_that_is_killed_costs_no_acked_row(
     cluster: SparkCluster,
     config: Callable[..., Path],
@@ -116,8 +132,8 @@ def test_more_daemons_than_the_cluster_has_slots_is_one_line(
 
 
 def test_an_address_that_others_reach_needs_protection(small_config: SmallConfig, cli: Cli) -> None:
-    config = small_config(daemon={"host": "0.0.0.0", "port": 1}, source={"spark": quick("local[3]")})
-    ran = cli("serve", config, "--on-spark", "3")
+    config = small_config(daemon={"host": "0.0.0.0", "port": 1}, source={"spark": quick("local[2]")})
+    ran = cli("serve", config, "--on-spark", "2")
     assert (ran.code, len(ran.error_lines), ran.out) == (2, 1, "")
     assert "daemon.host: 0.0.0.0 is not a loopback address" in ran.err
 
@@ -147,7 +163,7 @@ def test_a_master_that_is_not_there_is_told_at_once(cli: Cli, tmp_path: Path, wo
     assert not (tmp_path / "t.lance").exists()
 
 
-def test_a_stream_outlives_executors_and_the_master_with_every_row_once(
+def test_a_stream_outlives_a_worker_and_the_master_with_every_row_once(
     cluster: SparkCluster,
     config: Callable[..., Path],
     command: Callable[..., Running],
@@ -167,7 +183,8 @@ def test_a_stream_outlives_executors_and_the_master_with_every_row_once(
     land(landing / "1.json", range(100), "no row")
     running = command("run", path)
     running.line_with("micro-batch 0")
-    cluster.workers[0].executors()[0].kill()
+    cluster.workers[0].kill()  # its executor ends too
+    cluster.add_worker().says("Asked to launch executor")  # which needs the master
     land(landing / "2.json", range(100, 200))
     running.line_with("micro-batch 1")
     cluster.leader().kill()

@@ -11,7 +11,6 @@ import logging
 import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import lance
@@ -72,12 +71,14 @@ class _Shares(Reads):
         return sum(answers) if kind.counts else merged(kind, answers, request, self.key)
 
 
-@pytest.fixture(params=["embedded", "flight", "storage", "shares"])
-def layered(request: pytest.FixtureRequest, uri: str) -> Iterator[tuple[Any, dict[str, Model]]]:
+@pytest.fixture(scope="module", params=["embedded", "flight", "storage", "shares"])
+def layered(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Any, dict[str, Model]]]:
     """Yield a table with rows at every level, newer versions and deletes above older ones, and the expected rows per
-    level.
+    level. Tests only read it.
     """
-    settings = {"commit": {"interval": "0s"}}
+    uri, settings = str(tmp_path_factory.mktemp("layered") / "table.lance"), {"commit": {"interval": "0s"}}
     with ExitStack() as opened:
         table = opened.enter_context(
             memwal.open(uri, schema=SCHEMA, key="id", regions=3, indexes={"body": "fts"}, settings=settings)
@@ -384,10 +385,12 @@ def test_a_search_that_compares_every_row_of_a_large_table_is_logged_once(
 # ---- the command ---------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def asked(uri: str, tmp_path: Path, cli: Cli) -> Iterator[Callable[..., Any]]:
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory: pytest.TempPathFactory, cli: Cli) -> Iterator[Callable[..., Any]]:
     """Run `memwal query` on a table of 40 rows with a column "list price"; it prints JSON."""
-    (path := tmp_path / "memwal.toml").write_text(f'[table]\nuri = "{uri}"\n')
+    directory = tmp_path_factory.mktemp("asked")
+    uri, path = str(directory / "table.lance"), directory / "memwal.toml"
+    path.write_text(f'[table]\nuri = "{uri}"\n')
     priced = SCHEMA.append(pa.field("list price", pa.int64()))
     with memwal.open(uri, schema=priced, key="id", indexes={"body": "fts"}) as table:
         table.put(pa.Table.from_pylist([row(id, 0) | {"list price": -id} for id in range(40)], priced))

@@ -234,7 +234,7 @@ def got(url: str, path: str) -> Any:
 def test_a_daemon_commits_nothing_by_itself_while_paused_also_after_a_restart(
     start: Start, small_config: SmallConfig, made: Any
 ) -> None:
-    config = small_config(daemon={"http_port": 0}, commit={"interval": "500ms"}, log={"level": "info"})
+    config = small_config(daemon={"http_port": 0}, commit={"interval": "200ms"}, log={"level": "info"})
 
     def served() -> tuple[Running, str, Any]:
         running = start([sys.executable, "-m", "memwal.ingest.cli.app", "serve", str(config)])
@@ -247,7 +247,7 @@ def test_a_daemon_commits_nothing_by_itself_while_paused_also_after_a_restart(
     running, url, table = served()
     assert not posted(url, "/pause", {"what": "commits", "reason": "the table is rewritten"})["already"]
     table.put(made.rows(range(8)))
-    wait_until(lambda: behind(url) > 2)  # four times the interval
+    wait_until(lambda: behind(url) > 1)  # five times the interval
     assert table.count(level="committed") == 0
     assert posted(url, "/flush")["rows"] == 8
     assert posted(url, "/commit")["rows_inserted"] == 8, "somebody asked for it"
@@ -257,7 +257,7 @@ def test_a_daemon_commits_nothing_by_itself_while_paused_also_after_a_restart(
     assert any("admin: POST /pause by 127.0.0.1" in line for line in running.errors)
 
     running, url, table = served()
-    wait_until(lambda: behind(url) > 2)
+    wait_until(lambda: behind(url) > 1)
     assert table.count(level="committed") == 8
     assert got(url, "/health/readyz")["paused"]["commits"]["reason"] == "the table is rewritten"
     posted(url, "/resume", {"what": "commits"})

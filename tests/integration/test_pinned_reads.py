@@ -182,6 +182,7 @@ def test_a_moment_whose_objects_were_deleted_is_unavailable_and_says_so(
         rows_of(versions, ["id"])
 
 
+@pytest.mark.usefixtures("only_process")
 def test_a_missing_sst_that_the_manifest_lists_is_damage_and_not_a_late_read(
     open_small: OpenSmall, uri: str, made: Any
 ) -> None:

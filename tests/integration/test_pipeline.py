@@ -17,13 +17,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import memwal
 from memwal.flush import BaseTable
 from memwal.ingest.engine.table.create import find_or_create
 from memwal.ingest.errors import Invalid
 from memwal.ingest.settings.load import load
 from memwal.ingest.spark.pipeline.checkpoint import MARKER
 from memwal.ingest.spark.pipeline.checks import check
-from tests.conftest import Cli, SmallConfig, Start
+from tests.conftest import Cli, Running, SmallConfig, Start, WaitUntil
 from tests.messages import raises
 
 _YEAR_2300 = 10_413_792_000.0
@@ -134,33 +135,35 @@ def test_a_deleted_file_of_a_failed_micro_batch_is_named(
     assert sorted(names(uri)) == list(range(batches * 10))
 
 
-def test_the_daemon_killed_in_the_middle_costs_time_only(fed: Callable[..., Path], uri: str, start: Start) -> None:
-    config = fed(feed_every="700ms")
-    running = start([sys.executable, "-m", "memwal.ingest.cli.app", "run", str(config), "--once"])
-    running.line_with("micro-batch")
-    killed = []
-    for child in psutil.Process(running.process.pid).children():
-        with suppress(psutil.NoSuchProcess):  # some of Spark's processes live only for a moment
-            if "memwal.ingest.service.daemon" in " ".join(child.cmdline()):
-                child.kill()
-                killed.append(child)
-    assert len(killed) == 1
-    assert running.wait() == 0, running.errors
-    (said,) = [line for line in running.errors if line.strip()]
-    assert said.endswith(": the daemon ended (signal 9) and is started again")
-    assert names(uri) == EXPECTED
-
-
-def test_a_signal_ends_the_run_in_order(fed: Callable[..., Path], start: Start) -> None:
+def test_a_killed_daemon_costs_time_only_and_a_signal_ends_the_run_in_order(
+    fed: Callable[..., Path], uri: str, start: Start, wait_until: WaitUntil
+) -> None:
     running = start([sys.executable, "-m", "memwal.ingest.cli.app", "run", str(fed())])
     running.line_with("micro-batch")
-    below = psutil.Process(running.process.pid).children(recursive=True)
+    (daemon,) = [each for each in below(running) if "memwal.ingest.service.daemon" in command_of(each)]
+    daemon.kill()
+    running.line_with("micro-batch 9")
+    wait_until(lambda: running.errors)
+    every = below(running)
     running.process.send_signal(signal.SIGTERM)
     assert running.wait() == 0
-    assert running.errors == []
+    (said,) = [line for line in running.errors if line.strip()]
+    assert said.endswith(": the daemon ended (signal 9) and is started again")
     assert running.lines[-1].startswith("stopped after ")
-    _, alive = psutil.wait_procs(below, timeout=60)
+    _, alive = psutil.wait_procs(every, timeout=60)
     assert alive == []
+    with memwal.open(uri, read_only=True) as table:
+        assert {row["id"]: row["name"] for row in table.scan(["id", "name"]).read_all().to_pylist()} == EXPECTED
+
+
+def below(running: Running) -> list[psutil.Process]:
+    return psutil.Process(running.process.pid).children(recursive=True)
+
+
+def command_of(process: psutil.Process) -> str:
+    with suppress(psutil.NoSuchProcess):  # some of Spark's processes live only for a moment
+        return " ".join(process.cmdline())
+    return ""
 
 
 @pytest.mark.parametrize(

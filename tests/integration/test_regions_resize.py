@@ -56,10 +56,10 @@ class _Broken(Exception):
 
 
 def test_a_resize_that_broke_off_is_said_and_calls_wait_for_it(
-    small_config: SmallConfig, serve: Serve, uri: str, made: Any
+    small_config: SmallConfig, watchful: Serve, uri: str, made: Any
 ) -> None:
     url = f"http://127.0.0.1:{(port := free_ports(1)[0])}"
-    running, endpoint = serve(small_config(daemon={"http_port": port}))
+    running, endpoint = watchful(small_config(daemon={"http_port": port}))
 
     def breaks_off(step: str) -> None:
         if step == "switching":

@@ -24,6 +24,7 @@ from memwal.ingest.engine.table.garbage import Ages
 from tests.clean import assert_clean, assert_collected
 from tests.conftest import OpenSmall, Script, WaitUntil, extent
 
+pytestmark = pytest.mark.usefixtures("only_process")
 Model = dict[int, str]
 COMMIT_ON_DEMAND = {"commit": {"interval": "0s"}}
 SEED = 3

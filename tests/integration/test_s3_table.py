@@ -307,6 +307,7 @@ def test_storage_that_fails_is_asked_a_bounded_number_of_times(
     assert set(range(5)) <= set(ids(again.scan(["id"]).read_all()))
 
 
+@pytest.mark.usefixtures("retries_at_once")
 def test_a_read_while_storage_is_down_is_unavailable_and_not_corrupt(
     open_s3: Callable[..., Any], s3_table_through_proxy: Any, fault_proxy: Any, made: Any
 ) -> None:

@@ -219,12 +219,18 @@ def test_a_read_whose_objects_were_deleted_says_read_again(
     assert frame(spark, uri).count() == 5
 
 
-def test_sparks_own_pushdown_of_filters_is_not_used_because_it_mixes_up_the_reads_of_a_frame(
-    spark: Any, open_small: OpenSmall, uri: str, made: Any
-) -> None:
-    """The reason why filters are an option. If the first part fails, Spark has fixed the fault:
-    push filters down then.
-    """
+@pytest.fixture
+def pushdown(spark: Any) -> Iterator[None]:
+    """Let Spark push filters down into sources written in Python."""
+    name = "spark.sql.python.filterPushdown.enabled"
+    spark.conf.set(name, "true")
+    yield
+    spark.conf.unset(name)
+
+
+@pytest.mark.long
+def test_sparks_own_pushdown_of_filters_mixes_up_the_reads_of_a_frame(spark: Any, pushdown: None) -> None:
+    """The reason why filters are an option. If this fails, Spark has fixed the fault: push filters down then."""
     from pyspark.sql.datasource import DataSource, DataSourceReader, EqualTo, InputPartition
 
     class Pushing(DataSourceReader):
@@ -254,17 +260,18 @@ def test_sparks_own_pushdown_of_filters_is_not_used_because_it_mixes_up_the_read
         def reader(self, schema: Any) -> Pushing:
             return Pushing()
 
-    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
-    try:
-        spark.dataSource.register(Source)
-        wrong = spark.read.format("pushing").load()
-        assert wrong.where("id = 3").count() == 1
-        assert wrong.count() != 10
-        table = open_small(regions=1)
-        table.put(made.table(range(10)))
-        right = frame(spark, uri, columns="id")
-        assert right.where("id = 3").count() == 1
-        assert right.count() == 10
-        assert rows(right.where("id = 3").union(right.where("id = 4"))) == [(3,), (4,)]
-    finally:
-        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+    spark.dataSource.register(Source)
+    wrong = spark.read.format("pushing").load()
+    assert wrong.where("id = 3").count() == 1
+    assert wrong.count() != 10
+
+
+def test_sparks_own_pushdown_of_filters_is_not_used(
+    spark: Any, pushdown: None, open_small: OpenSmall, uri: str, made: Any
+) -> None:
+    table = open_small(regions=1)
+    table.put(made.table(range(10)))
+    right = frame(spark, uri, columns="id")
+    assert right.where("id = 3").count() == 1
+    assert right.count() == 10
+    assert rows(right.where("id = 3").union(right.where("id = 4"))) == [(3,), (4,)]

@@ -27,7 +27,11 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         session.stop()
 
 
-CASES = (Case(ONE_TASK, append=True, letters=True), Case(SEND, append=True, letters=True, daemons=2))
+CASES = {
+    Case(ONE_TASK, append=True, letters=True): ((7, True), (BATCHES - 1, False)),
+    Case(SEND, append=True, letters=True, daemons=2): ((7, False), (BATCHES - 1, True)),
+}
+"""For each case, the boundary where the first attempt waits for its copy, and whether it then continues beside it."""
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -36,7 +40,7 @@ def test_rows_and_letters_of_a_task_that_runs_twice_arrive_once(
 ) -> None:
     table = Scene(spark, tmp_path, case, start)
     try:
-        for boundary, race in ((7, True), (BATCHES - 1, True), (BATCHES - 1, False)):
+        for boundary, race in CASES[case]:
             tasks = table.run_twice(boundary, race=race)
             assert len(tasks) > 1, "Spark ran no copy"
             assert any(each.how == "ended" for each in tasks), "; ".join(map(how_it_ended, tasks))

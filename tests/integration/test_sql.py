@@ -88,14 +88,13 @@ def condition(draw: random.Random, depth: int = 0) -> str:
     return draw.choice(forms)
 
 
-@pytest.fixture
-def owner(tmp_path: Path, ends: ExitStack) -> Any:
-    """Yield rows of every type at every level, newer versions and deletes above older ones; some
+def filled(directory: Path, ends: ExitStack) -> Any:
+    """Return a table with rows of every type at every level, newer versions and deletes above older ones; some
     columns are indexed.
     """
     indexes = {"n": "btree", "x": "btree", "Name": "btree", "day": "btree"}
     settings = {"commit": {"interval": "0s"}}
-    uri = tmp_path / "orders.v2.lance"
+    uri = directory / "orders.v2.lance"
     table = ends.enter_context(memwal.open(uri, schema=SCHEMA, key="id", regions=2, indexes=indexes, settings=settings))
     table.put(rows(range(300), 1))
     table.flush()
@@ -108,9 +107,28 @@ def owner(tmp_path: Path, ends: ExitStack) -> Any:
     return table
 
 
+@pytest.fixture(scope="module")
+def module_ends() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture(scope="module")
+def owner(tmp_path_factory: pytest.TempPathFactory, module_ends: ExitStack) -> Any:
+    """Return a filled table. Tests only read it."""
+    return filled(tmp_path_factory.mktemp("owner"), module_ends)
+
+
+@pytest.fixture(scope="module", params=WAYS)
+def table(request: pytest.FixtureRequest, owner: Any, module_ends: ExitStack) -> Any:
+    return entered(request.param, owner, module_ends)
+
+
 @pytest.fixture(params=WAYS)
-def table(request: pytest.FixtureRequest, owner: Any, ends: ExitStack) -> Any:
-    return entered(request.param, owner, ends)
+def changed(request: pytest.FixtureRequest, tmp_path: Path, ends: ExitStack) -> tuple[Any, Any]:
+    """Return another filled table, which a test changes: a way into it, and its owner."""
+    owner = filled(tmp_path, ends)
+    return entered(request.param, owner, ends), owner
 
 
 def by_datafusion(found: pa.Table, query: str) -> list[Any]:
@@ -268,7 +286,8 @@ def test_a_table_without_rows_and_one_without_a_key(tmp_path: Path) -> None:
         assert log.sql("select count(*) from log a, log b").read_all()[0].to_pylist() == [9]
 
 
-def test_columns_that_somebody_added(table: Any, owner: Any) -> None:
+def test_columns_that_somebody_added(changed: tuple[Any, Any]) -> None:
+    table, owner = changed
     rows = table.count()
     lance.dataset(owner.base.uri).add_columns(pa.field("added", pa.int64()))
     assert table.sql("select count(*) from table where added is null").read_all()[0].to_pylist() == [rows]
@@ -278,8 +297,9 @@ def test_columns_that_somebody_added(table: Any, owner: Any) -> None:
 # ---- one snapshot, and push-down -----------------------------------------------------------------------------------
 
 
-def test_a_query_reads_one_moment(table: Any, owner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_query_reads_one_moment(changed: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """A put follows each scan that a query makes."""
+    table, owner = changed
     through, puts = table.scan, list[int]()
 
     def scan(*args: Any, **request: Any) -> RowStream:

@@ -73,8 +73,8 @@ def test_unavailable_storage_costs_the_put_and_not_the_writer(tmp_path: Path) ->
 def test_a_disk_that_takes_nothing_costs_the_put_names_the_object_and_is_not_hammered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, kind: type[Exception]
 ) -> None:
-    settings = {"put_timeout": "100ms", "retry_budget": "2s"}
-    with _open(tmp_path, wal=settings, memtable={"age_max": "200ms"}, flush={"retry_delay": "200ms"}) as table:
+    settings = {"put_timeout": "100ms", "retry_budget": "800ms"}
+    with _open(tmp_path, wal=settings, memtable={"age_max": "100ms"}, flush={"retry_delay": "100ms"}) as table:
         table.put([{"id": 1, "v": 1}], token="writer:1")
         asked: list[str] = []
         began = time.monotonic()
@@ -87,8 +87,8 @@ def test_a_disk_that_takes_nothing_costs_the_put_names_the_object_and_is_not_ham
             full.setattr(wal.LocalStore, "_write_temporary", refuse)
             with raises(kind):
                 table.put([{"id": 2, "v": 2}], token="writer:2")
-            time.sleep(1.5)  # flushes are due in this time, and fail
-            assert 0 < len(asked) < 15 * (time.monotonic() - began), "a few times a second, and not thousands"
+            time.sleep(0.7)  # flushes are due in this time, and fail
+            assert 0 < len(asked) < 30 * (time.monotonic() - began), "a few times a second, and not thousands"
             assert table.count() == 1
             assert table.broken() is None
         assert table.put([{"id": 2, "v": 2}], token="writer:2").applied
@@ -121,10 +121,7 @@ def test_a_flush_that_keeps_failing_backs_off_and_keeps_one_sst(
     assert len(set(pauses[5:30])) > 20, "jitter"
 
 
-@pytest.mark.parametrize("attempts", [1, 3])
-def test_a_flush_after_an_outage_does_not_report_the_outage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attempts: int
-) -> None:
+def test_a_flush_after_an_outage_does_not_report_the_outage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The retry of the failed flush is due in a minute or more; the call starts it at once."""
     failures: list[float] = []
 
@@ -136,7 +133,7 @@ def test_a_flush_after_an_outage_does_not_report_the_outage(
         table.put([{"id": 1, "v": 1}])
         with monkeypatch.context() as outage:
             outage.setattr("memwal.flush.flush", refused)
-            for number in range(attempts):
+            for number in range(2):
                 with raises(Unavailable):
                     table.flush()
                 assert len(failures) > number, "each call makes an attempt of its own"

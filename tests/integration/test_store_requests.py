@@ -68,6 +68,7 @@ def dollars(requests: Sequence[Request]) -> float:
     return sum(PRICES[each.method] for each in requests) / 1000
 
 
+@pytest.mark.usefixtures("retries_at_once")
 def test_the_metric_has_the_requests_that_arrive_and_their_cost(
     s3_table_through_proxy: Any, fault_proxy: FaultProxy, metrics: Callable[..., Any], made: Any
 ) -> None:

@@ -7,7 +7,7 @@ The oracle is a dict per level, computed from the calls alone, without a read of
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import product
 from pathlib import Path
@@ -21,7 +21,7 @@ from lancedb.rerankers import LinearCombinationReranker, MRRReranker, RRFReranke
 import memwal
 from memwal.ingest.engine.api.reads import READS
 from memwal.ingest.engine.read.merged import MergedView
-from tests.conftest import OpenSmall, Tree
+from tests.conftest import INDEXES, SCHEMA, OpenSmall, Tree
 from tests.messages import raises
 from tests.support.rows import by_key
 from tests.ways import entered
@@ -56,15 +56,32 @@ def table(request: pytest.FixtureRequest, open_small: OpenSmall, ends: ExitStack
     return through(way, open_small(wal={"format": entries}), ends)
 
 
-@pytest.fixture
-def layered(table: Any, made: Any) -> tuple[Any, dict[str, Model]]:
-    """Fill a table; return it with the expected rows per level."""
+@pytest.fixture(scope="module", params=WAYS)
+def opened(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Any]]:
+    """Yield a function that returns an empty table like `table`, for tests of this module that only read."""
+    way, entries = request.param
+    settings = {"commit": {"interval": "0s"}, "wal": {"format": entries}}
+    with ExitStack() as ends:
+
+        def open_table() -> Any:
+            uri = tmp_path_factory.mktemp("read") / "table.lance"
+            owner = memwal.open(uri, schema=SCHEMA, key="id", regions=2, indexes=INDEXES, settings=settings)
+            return through(way, ends.enter_context(owner), ends)
+
+        yield open_table
+
+
+@pytest.fixture(scope="module")
+def layered(opened: Callable[[], Any], made: Any) -> tuple[Any, dict[str, Model]]:
+    """Fill a table, which tests only read; return it with the expected rows per level."""
+    table = opened()
     return table, filled(table, made)
 
 
-@pytest.fixture
-def two_texts(table: Any, made: Any) -> tuple[Any, dict[str, Model]]:
+@pytest.fixture(scope="module")
+def two_texts(opened: Callable[[], Any], made: Any) -> tuple[Any, dict[str, Model]]:
     """Return the same with a second text index, of the column `name`. A row's name is "row ID vVERSION"."""
+    table = opened()
     table.create_index("name", "fts", with_position=True)
     return table, filled(table, made)
 
@@ -430,9 +447,8 @@ def test_deleting_what_is_not_there_changes_nothing(table: Any, made: Any) -> No
     assert by_key(table.scan(level="committed").read_all()) == {2: made.row(2)}
 
 
-def test_a_delete_by_filter_deletes_the_rows_whose_newest_version_passes(layered: tuple[Any, dict[str, Model]]) -> None:
-    table, levels = layered
-    model = levels["latest"]
+def test_a_delete_by_filter_deletes_the_rows_whose_newest_version_passes(table: Any, made: Any) -> None:
+    model = filled(table, made)["latest"]
     for predicate, passes in (
         ("price >= 500 AND name LIKE '%v0'", lambda row: row["price"] >= 500 and row["name"].endswith("v0")),
         ("ID < 12 OR body LIKE '%harbor%'", lambda row: row["id"] < 12 or "harbor" in row["body"]),

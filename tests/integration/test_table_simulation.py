@@ -15,7 +15,7 @@ from tests.simulation.table_world import TableWorld
 from tests.simulation.world import SeedFailed, simulate
 from tests.simulation_fixtures import expect_found
 
-SEEDS = extent(5, 50)
+SEEDS = extent(3, 50)
 """`make simulate ARGS=--table` runs thousands of seeds."""
 
 

@@ -33,7 +33,11 @@ COLUMNS = [
 ]
 
 
-@pytest.fixture(params=["embedded", "flight"])
+WAYS = [*(("embedded", column) for column in COLUMNS), ("flight", COLUMNS[0]), ("flight", COLUMNS[-1])]
+"""A daemon's service calls the same table; the two columns show that its answers and errors reach the client."""
+
+
+@pytest.fixture
 def ways(request: pytest.FixtureRequest, open_small: OpenSmall, ends: ExitStack) -> tuple[Any, Any]:
     """Return the owner of an open table, and the handle that the test calls."""
     table = open_small()
@@ -63,7 +67,12 @@ def drop(uri: str, name: str, before: int) -> None:
         lance.dataset(uri).drop_columns([name])
 
 
-@pytest.mark.parametrize("column", COLUMNS, ids=lambda field: f"{field.name} {field.type}")
+@pytest.mark.parametrize(
+    ("ways", "column"),
+    WAYS,
+    indirect=["ways"],
+    ids=lambda given: given if isinstance(given, str) else f"{given.name} {given.type}",
+)
 def test_a_column_that_cannot_be_held_stops_puts_and_nothing_else(
     ways: tuple[Any, Any], uri: str, made: Made, column: pa.Field
 ) -> None:

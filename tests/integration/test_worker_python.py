@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import memwal
+from tests import spark_classes
 
 _PROGRAM = """
 import os
@@ -50,7 +51,12 @@ def program(tmp_path: Path) -> Callable[..., Any]:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PYSPARK_", "SPARK_"))}
         words = [sys.executable, "-c", _PROGRAM, uri, str(tmp_path / "landing"), str(tmp_path / "checkpoint")]
         return subprocess.run(
-            words, env=inherited | path | environ, capture_output=True, text=True, check=False, cwd=tmp_path
+            words,
+            env=inherited | spark_classes.environ() | path | environ,
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=tmp_path,
         )
 
     return run

@@ -41,6 +41,7 @@ from tests.power_cuts.model import materialise
 from tests.power_cuts.searches import unlike_searches
 from tests.power_cuts.workloads import SETTINGS, open_table, row
 from tests.support.garbage import collect
+from tests.support.waits import as_only_process
 
 _NEW = 1_000_000
 """Id of the row that the check itself puts."""
@@ -165,7 +166,7 @@ def check(state: State, place: Path) -> list[str]:
     try:
         remarks = []
         for name, history in histories(state.marks).items():
-            with _told(name):
+            with _told(name), as_only_process():
                 table = _Table(place, name, history)
                 remarks += table.finish_backups()
                 remarks += table.check()

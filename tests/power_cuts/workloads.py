@@ -34,6 +34,7 @@ from tests.load_world import load, rows_of
 from tests.power_cuts.planted import PLANTED
 from tests.power_cuts.record import DISK, MARKS
 from tests.support.garbage import collect
+from tests.support.waits import as_only_process
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.string()), pa.field("n", pa.int64())])
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
@@ -397,6 +398,7 @@ def main(name: str, place: str, fault: str = "") -> None:
     """Run one workload; `fault`: one of PLANTED, "" for none."""
     first = _OTHER_PROCESSES.get(name, 1)
     with ExitStack() as stack:
+        stack.enter_context(as_only_process())
         if fault:
             stack.enter_context(PLANTED[fault]())
         _ALL[name](Run(Path(place), first=first))

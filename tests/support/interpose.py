@@ -12,6 +12,7 @@ import pytest
 
 from memwal.wal import LocalStore, PutOutcome
 from tests.failure_matrix import Killed, killed
+from tests.support.waits import as_only_process
 
 Once = Callable[..., None]
 """The type of the fixture `once`."""
@@ -63,4 +64,11 @@ def puts_answered(outcome: PutOutcome, of: str = "") -> Iterator[None]:
 def killed_at(owner: Any, name: str, *, after: bool = False) -> Iterator[None]:
     """Expect that the process ends before, or after, its first call of the function `name` of `owner`."""
     with patch.object(owner, name, killed(getattr(owner, name), after=after)), pytest.raises(Killed):
+        yield
+
+
+@pytest.fixture
+def only_process() -> Iterator[None]:
+    """Leave out waits for other processes until the end of the test; see `as_only_process`."""
+    with as_only_process():
         yield

@@ -247,6 +247,7 @@ def test_rows_whose_writing_failed_are_written_again(world: AppendWorld, monkeyp
     assert world.found() == world.oracle
 
 
+@pytest.mark.usefixtures("only_process")
 def test_a_damaged_sst_is_named_and_nothing_is_appended(world: AppendWorld) -> None:
     world.put(range(30))
     version = lance.dataset(world.uri).version

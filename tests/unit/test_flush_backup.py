@@ -31,10 +31,12 @@ from memwal.wal.store.local import TEMPORARY
 from tests.backups import OPTIONS, applied_of, backed_up, contents, restored, rows_of, tags
 from tests.clean import collect_ssts
 from tests.damaged_table import SCHEMA, SETTINGS, opened, rows, verify
-from tests.failure_matrix import Call, FaultyStore, Killed, StoreFault
+from tests.failure_matrix import Call, FaultyStore, Killed, StoreFault, WatchedStore
 from tests.messages import raises
 from tests.support.clock import FakeClock
 from tests.support.interpose import Once, killed_at, run_once
+
+pytestmark = pytest.mark.usefixtures("only_process")
 
 
 @pytest.fixture
@@ -302,8 +304,15 @@ def dies(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], None]
     return run
 
 
-KILLS = (StoreFault(frozenset({"put_if_absent", "put", "delete"}), lands=True, answer=Killed()),)
+AFTER = StoreFault(frozenset({"put_if_absent", "put", "delete"}), lands=True, answer=Killed())
 BEFORE = StoreFault(frozenset({"put_if_absent", "put", "delete", "list", "describe", "get", "exists"}), answer=Killed())
+
+
+def kills_of(work: Callable[[FaultyStore], Any], store: ObjectStore, root: Path) -> list[tuple[Call, StoreFault]]:
+    """Return kills of `work` at calls of the store, one for each state in which it leaves the files below `root`."""
+    work(watched := WatchedStore(store, root))
+    kills = watched.kills(lambda call: call.method in BEFORE.calls)
+    return [(call, AFTER if comes_after else BEFORE) for call, comes_after in kills]
 
 
 def calls_of(work: Callable[[FaultyStore], Any], store: ObjectStore) -> list[Call]:
@@ -317,32 +326,29 @@ def test_a_backup_killed_at_any_call_of_the_destination_goes_on(
     small: str, tmp_path: Path, dies: Callable[[Callable[[], Any]], None]
 ) -> None:
     whole = str(tmp_path / "whole")
-    calls = calls_of(lambda store: backed_up(small, store), open_store(whole))
+    kills = kills_of(lambda store: backed_up(small, store), open_store(whole), tmp_path)
     wanted = {copied.key: copied.sha256 for copied in read_record(open_store(whole)).objects}
-    for number, call in enumerate(calls):
-        for fault in (BEFORE, *KILLS):
-            if call.method not in fault.calls:
-                continue
-            dest = str(tmp_path / f"{number}-{fault.lands}")
-            store = FaultyStore(open_store(dest), FakeClock())
-            store.arm(fault, call)
-            dies(lambda store=store: backed_up(small, store))  # type: ignore[misc]
-            if not Path(dest, RECORD).exists():
-                with pytest.raises(InvalidBackup, match=r"is not finished|no backup is there"):
-                    read_record(open_store(dest))
-                if Path(dest, BACKING_UP).exists():
-                    with pytest.raises(InvalidBackup, match="an unfinished backup is there"):
-                        backed_up(small, dest)
-                else:
-                    backed_up(small, dest)
+    for number, (call, fault) in enumerate(kills):
+        dest = str(tmp_path / f"{number}")
+        store = FaultyStore(open_store(dest), FakeClock())
+        store.arm(fault, call)
+        dies(lambda store=store: backed_up(small, store))  # type: ignore[misc]
+        if not Path(dest, RECORD).exists():
+            with pytest.raises(InvalidBackup, match=r"is not finished|no backup is there"):
+                read_record(open_store(dest))
             if Path(dest, BACKING_UP).exists():
-                backed_up(small, dest, resume=True)
-                assert tags(small) == []
-                assert not Path(dest, BACKING_UP).exists()
-            found = read_record(open_store(dest))
-            assert {copied.key: copied.sha256 for copied in found.objects} == wanted, call
-            assert set(contents(dest)) == {*wanted, RECORD}, call
-            shutil.rmtree(dest)
+                with pytest.raises(InvalidBackup, match="an unfinished backup is there"):
+                    backed_up(small, dest)
+            else:
+                backed_up(small, dest)
+        if Path(dest, BACKING_UP).exists():
+            backed_up(small, dest, resume=True)
+            assert tags(small) == []
+            assert not Path(dest, BACKING_UP).exists()
+        found = read_record(open_store(dest))
+        assert {copied.key: copied.sha256 for copied in found.objects} == wanted, call
+        assert set(contents(dest)) == {*wanted, RECORD}, call
+        shutil.rmtree(dest)
     restored(whole, str(tmp_path / "restored"))
 
 
@@ -414,30 +420,27 @@ def test_tags_of_backups_that_were_killed_long_ago_are_removed(small: str, tmp_p
 def test_a_restore_killed_at_any_call_is_no_table_and_goes_on(small: str, tmp_path: Path) -> None:
     backup, wanted = str(tmp_path / "backup"), rows_of(small)
     backed_up(small, backup)
-    calls = calls_of(lambda store: restored(backup, store), open_store(str(tmp_path / "whole")))
-    last = max(n for n, call in enumerate(calls) if call.method == "delete" and call.key == RESTORING)
-    for number, call in enumerate(calls[: last + 1]):
-        for fault in (BEFORE, *KILLS):
-            if call.method not in fault.calls:
-                continue
-            dest = str(tmp_path / f"{number}-{fault.lands}")
-            store = FaultyStore(open_store(dest), FakeClock())
-            store.arm(fault, call)
-            with pytest.raises(Killed):
-                restored(backup, store)
-            is_table = any(name.startswith("_versions/") for name in contents(dest))
-            if Path(dest, RESTORING).exists():
-                if not is_table:
-                    with pytest.raises(NotALanceTable):
-                        BaseTable.find(dest)
-                with pytest.raises(InvalidBackup, match="an unfinished restore is there"):
-                    restored(backup, dest)
-                restored(backup, dest, resume=True)
-            elif not is_table:
+    kills = kills_of(lambda store: restored(backup, store), open_store(str(tmp_path / "whole")), tmp_path)
+    last = max(n for n, (call, _) in enumerate(kills) if call.method == "delete" and call.key == RESTORING)
+    for number, (call, fault) in enumerate(kills[: last + 1]):
+        dest = str(tmp_path / f"{number}")
+        store = FaultyStore(open_store(dest), FakeClock())
+        store.arm(fault, call)
+        with pytest.raises(Killed):
+            restored(backup, store)
+        is_table = any(name.startswith("_versions/") for name in contents(dest))
+        if Path(dest, RESTORING).exists():
+            if not is_table:
+                with pytest.raises(NotALanceTable):
+                    BaseTable.find(dest)
+            with pytest.raises(InvalidBackup, match="an unfinished restore is there"):
                 restored(backup, dest)
-            assert rows_of(dest) == wanted, call
-            assert not Path(dest, RESTORING).exists()
-            shutil.rmtree(dest)
+            restored(backup, dest, resume=True)
+        elif not is_table:
+            restored(backup, dest)
+        assert rows_of(dest) == wanted, call
+        assert not Path(dest, RESTORING).exists()
+        shutil.rmtree(dest)
 
 
 def other_table(uri: str) -> None:

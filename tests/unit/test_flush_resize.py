@@ -257,6 +257,7 @@ def writes_of_a_resize(world: Resized) -> list[Call]:
     return [call for call in calls if "hint" not in call.key and "_gen_" not in call.key]
 
 
+@pytest.mark.usefixtures("only_process")
 def test_killed_after_any_write_of_the_store(prepared: Resized, tmp_path: Path) -> None:
     calls = writes_of_a_resize(copied(prepared, tmp_path / "clean"))
     assert {call.key.split("/")[2] for call in calls} == {"manifest", "wal", "commits", "routing"}

@@ -23,6 +23,7 @@ from tests.messages import raises
 from tests.support.garbage import collect
 from tests.support.interpose import no_pruning
 
+pytestmark = pytest.mark.usefixtures("only_process")
 Open = Callable[..., Any]
 
 

@@ -302,8 +302,8 @@ def test_the_probe_refuses_storage_without_conditional_writes(s3_table_through_p
 def test_a_large_put_has_more_time_than_a_small_one(s3_table_through_proxy: Any, fault_proxy: Any) -> None:
     """The timeout grows by a second per MiB. With a fixed timeout of 10 s, a line that needs 12 s for an entry of 16
     MiB would never send it."""
-    store = open_store(*s3_table_through_proxy, put_timeout=1.0)
-    fault_proxy.inject(faults.slow(2.0), method="PUT", times=None)
+    store = open_store(*s3_table_through_proxy, put_timeout=0.3)
+    fault_proxy.inject(faults.slow(0.6), method="PUT", times=None)
     assert store.put_if_absent("small", b"x") is PutOutcome.OUTCOME_UNKNOWN
     assert store.put_if_absent("large", b"x" * (8 << 20)) is PutOutcome.CREATED
 
@@ -321,6 +321,7 @@ def test_storage_that_hangs_is_given_up_within_the_timeout(
     assert len(fault_proxy.requests) == 1
 
 
+@pytest.mark.usefixtures("retries_at_once")
 def test_reads_are_tried_again_and_then_say_so(s3_table_through_proxy: Any, fault_proxy: Any) -> None:
     store = open_store(*s3_table_through_proxy)
     store.put_if_absent("a/1", b"one")
