@@ -32,7 +32,7 @@ def _take_from_behind(self: Table, name: str) -> None:
 
 def look_inside() -> None:
     """Enable the access in this process."""
-    Table.__getattr__ = _behind  # type: ignore[attr-defined]
+    Table.__getattr__ = _behind  # type: ignore[method-assign]
     Table.__setattr__ = _put_behind  # type: ignore[method-assign, assignment]
     Table.__delattr__ = _take_from_behind  # type: ignore[method-assign, assignment]
 
