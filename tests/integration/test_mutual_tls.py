@@ -135,7 +135,7 @@ def test_a_daemon_tells_why_it_cannot_look_at_its_peer_and_leaves_it_its_regions
     assert (None, True) not in seen
 
 
-def test_daemons_on_spark_and_the_sink_in_its_tasks_present_theirs(
+def test_daemons_on_spark_and_the_sink_on_its_executors_present_theirs(
     small_config: SmallConfig, certificates: Certificates, tmp_path: Path, made: Any, cli: Cli
 ) -> None:
     (tmp_path / "in").mkdir()
@@ -143,9 +143,9 @@ def test_daemons_on_spark_and_the_sink_in_its_tasks_present_theirs(
     config = small_config(
         daemon={**certificates.daemon, "on_spark": 2},
         regions={"count": REGIONS},
-        source={"path": str(tmp_path / "in"), "spark": quick("local[3]")},
+        source={"path": str(tmp_path / "in"), "spark": quick("local-cluster[2,2,1024]")},
     )
-    ran = cli("run", config, "--once")
+    ran = cli("run", config, "--once", process=True, timeout=3 * PATIENCE)
     assert ran.code == 0, ran.err
     assert "cannot look at the daemon" not in ran.err
     found = cli("query", config, "--limit", "100", "--columns", "id", "--format", "json")
