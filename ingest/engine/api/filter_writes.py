@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import pyarrow as pa
 
-from memwal.ingest.engine.api.arguments import check_encoding, mapping, seconds, sql, text, yes_or_no
+from memwal.ingest.engine.api.arguments import mapping, seconds, sql, text, yes_or_no
 from memwal.ingest.engine.api.results import RowStream
 from memwal.ingest.engine.api.rows import as_table
 from memwal.ingest.engine.api.tokens import Applied, Receipt, RegionCounts, Token, TokenLike, check_rises
@@ -21,7 +22,6 @@ from memwal.ingest.suggest import suggestion
 from memwal.memtable import InvalidRows
 from memwal.memtable.filter.translation import translate
 from memwal.wal import Clock
-from memwal.wal.errors import first_line
 
 PIECE = 16_384
 """Maximum keys sent at a time. A tombstone has a null in every column, which takes as much memory as a value in
@@ -61,45 +61,47 @@ class Update:
         """
         given = mapping("values", {} if values is None else values, "{'price': 20}")
         computed = mapping("values_sql", {} if expressions is None else expressions, "{'price': 'price * 2'}")
-        if not given and not computed:
+        expressions = {name: text(f"values_sql[{name!r}]", sql, "price * 2") for name, sql in computed.items()}
+        known = pa.schema([schema.field(name) for name in given if name in schema.names])
+        update = cls(as_table([given], known), expressions)
+        update.check(schema, key)
+        return update
+
+    def check(self, schema: pa.Schema, key: Sequence[str]) -> None:
+        """Raise Invalid as `of`."""
+        given = self.values.column_names
+        if not given and not self.expressions:
             raise Invalid("update(): give values={'price': 20} or values_sql={'price': 'price * 2'}")
-        for name in (*given, *computed):
+        for name in (*given, *self.expressions):
             if name not in schema.names:
                 raise Invalid(f"update(): column {name!r} is unknown{suggestion(name, schema.names)}")
             if name in key:
                 raise Invalid(
                     f"update(): column {name!r} belongs to the key; put rows with the new key, delete the old"
                 )
-            if name in given and name in computed:
+            if name in given and name in self.expressions:
                 raise Invalid(f"update(): column {name!r} is in values and in values_sql; give one of them")
-        for name, expression in computed.items():
+        for name, expression in self.expressions.items():
             try:
-                translate(text(f"values_sql[{name!r}]", expression, "price * 2"), schema)
+                translate(expression, schema)
             except InvalidRows as error:
                 raise Invalid(f"update(): column {name!r}: {error}") from None
-        row = as_table([given], pa.schema([schema.field(name) for name in given]))
-        return cls(row, computed)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the update as JSON, the values as a stream of Arrow in hex."""
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, self.values.schema) as stream:
-            stream.write_table(self.values)
-        return {"values": sink.getvalue().to_pybytes().hex(), "expressions": dict(self.expressions)}
+    def beside(self, keys: pa.Table) -> pa.Table:
+        """Return `keys` with the new values as further columns, the form in which a client sends them."""
+        every = pa.array(np.zeros(keys.num_rows, dtype=np.int64))
+        for name in self.values.column_names:
+            keys = keys.append_column(name, self.values.column(name).take(every))
+        return keys
 
     @classmethod
-    def of_json(cls, told: Any) -> Update:
-        """Raises: Invalid for anything but the result of `to_json`."""
-        try:
-            with pa.ipc.open_stream(bytes.fromhex(told["values"])) as stream:
-                values = stream.read_all()
-            expressions = {str(name): str(sql) for name, sql in told["expressions"].items()}
-        except (KeyError, TypeError, AttributeError, ValueError, pa.ArrowException) as error:
-            raise Invalid(f"not a request of memwal: update: {first_line(error):.100}") from None
-        check_encoding(values)
-        if values.num_rows != 1 and values.num_columns:
-            raise Invalid("not a request of memwal: update: its values are not one row")
-        return cls(values, expressions)
+    def sent(cls, rows: pa.Table, expressions: Any, schema: pa.Schema, key: Sequence[str]) -> Update:
+        """Return the update that a client has sent beside its keys. Raises: Invalid."""
+        such = {"price": "price * 2"}
+        computed = mapping("expressions", expressions, str(such))
+        update = cls(rows.slice(0, 1).drop_columns(list(key)), {name: str(sql) for name, sql in computed.items()})
+        update.check(schema, key)
+        return update
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -202,6 +202,8 @@ def _is_lancedbs(given: Sequence[Any], named: Mapping[str, Any]) -> bool:
     """Return whether these are the arguments of LanceDB's `search`; memwal's has a column and a vector."""
     if not set(named) <= set(_LANCEDBS):
         return False
+    if len(given) > 2 and not isinstance(given[2], str):  # the number of rows; LanceDB's third is the kind
+        return False
     return len(given) < 2 or isinstance(given[1], str) or not isinstance(given[0], str | None)
 
 

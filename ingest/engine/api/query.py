@@ -181,6 +181,10 @@ class Query:
 
     explain_plan = analyze_plan
 
+    def __repr__(self) -> str:
+        asked = [name for name, given in (("vector", self._vector), ("text", self._text)) if given is not None]
+        return f"<memwal.Query of {' and '.join(asked) or 'all rows'}; to_pandas(), to_arrow() or to_list() read it>"
+
     def __getattr__(self, name: str) -> Any:
         raise no_attribute("a query", type(self), name, _ELSEWHERE)
 

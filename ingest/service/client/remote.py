@@ -528,7 +528,8 @@ class RoutedFilterWrites:
         """Delete or update those of `keys` whose newest row passes `where`. Raises: errors of `RemoteTable.put`."""
         request = {"op": "delete", "filter": where.filter, "version": where.version, "durable": durable}
         if where.update is not None:
-            request |= {"op": "update", "update": where.update.to_json()}
+            request |= {"op": "update", "expressions": dict(where.update.expressions)}
+            keys = where.update.beside(keys)
         return self.write(keys, request, token, timeout)
 
     def record(self, token: Token, *, durable: bool, timeout: float | None) -> dict[str, int]:

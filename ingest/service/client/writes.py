@@ -160,8 +160,9 @@ class RoutedWrite:
     def _bucketed(self, rows: pa.Table, splitter: Splitter) -> tuple[pa.Table, npt.NDArray[np.int32]]:
         """Return rows and their buckets. Rows are checked before the first split."""
         if not self._checked:
-            deletes = self._request["op"] != "write" or self._request["delete"]
-            rows = splitter.checked_keys(rows) if deletes else splitter.checked(rows)
+            op = self._request["op"]
+            deletes = op != "write" or self._request["delete"]
+            rows = splitter.checked_keys(rows, and_values=op == "update") if deletes else splitter.checked(rows)
             self._checked = True
         return rows, splitter.buckets(rows)
 

@@ -16,7 +16,7 @@ the operation. `FlightService.operations` is the table of operations, with the r
     write {"delete", "durable", "token", "timeout", "nulls"}   rows or keys of any number of regions; with "routing" if
         the sender has split them itself
     delete {"filter", "version", "durable", "token", "timeout"}   keys, deleted if their row passes
-    update {…, "update": {"values", "expressions"}}   as delete, but sets columns (`api.filter_writes.Update`)
+    update {…, "expressions"}   as delete, but sets columns, whose new values are beside the keys, or SQL expressions
     record {"token", "durable", "regions", "routing"}   records the token as applied in each region
     flush {"regions", "routing"}             these regions, or without them all regions here
     commit, create_index {"column", "kind", "parameters"}, drop_index {"name"}   for all regions
@@ -278,9 +278,11 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
             "timeout": request.get("timeout"),
         }
         if request["op"] != "write":
-            update = Update.of_json(fields.given(request, "update")) if request["op"] == "update" else None
+            update, key = None, list(table.key)
+            if request["op"] == "update":
+                update = Update.sent(rows, fields.given(request, "expressions"), table.schema, key)
             where = Where(fields.given(request, "filter"), fields.given(request, "version"), update)
-            return asdict(table.writes.piece(rows, where, **options))
+            return asdict(table.writes.piece(rows if update is None else rows.select(key), where, **options))
         if request["delete"]:
             return asdict(table.delete(rows, **options))
         return asdict(table.put_of_client(rows, fields.names(request, "nulls"), **options))
@@ -362,7 +364,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         "write": Operation("write", _write, "delete durable token timeout routing nulls", "rows", traced=True),
         "delete": Operation("write", _write, "filter version durable token timeout routing", "rows", traced=True),
         "update": Operation(
-            "write", _write, "filter version update durable token timeout routing", "rows", traced=True
+            "write", _write, "filter version expressions durable token timeout routing", "rows", traced=True
         ),
         "record": Operation("write", _record, "token durable regions routing", traced=True),
         "flush": Operation("admin", _flush, "regions routing", counted=False, audited=True, traced=True),
