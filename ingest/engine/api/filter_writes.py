@@ -101,6 +101,9 @@ class Update:
         computed = mapping("expressions", expressions, str(such))
         update = cls(rows.slice(0, 1).drop_columns(list(key)), {name: str(sql) for name, sql in computed.items()})
         update.check(schema, key)
+        for field in update.values.schema:
+            if field.type != schema.field(field.name).type:
+                raise Invalid(f"update(): the value of column {field.name!r} has another type than the column")
         return update
 
 
