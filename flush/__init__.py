@@ -4,6 +4,7 @@ from memwal.flush.base.setup import OnDuplicate, Upsert, WriteRules
 from memwal.flush.base.swap import append_if_unchanged, as_new_fragments
 from memwal.flush.base.table import BaseTable
 from memwal.flush.base.ttl import Ttl
+from memwal.flush.base.version_files import tags_of
 from memwal.flush.commits.committer import commit, prune
 from memwal.flush.commits.expiry import set_ttl
 from memwal.flush.commits.index_catchup import PQ_ROWS_MIN
@@ -100,6 +101,7 @@ __all__ = [
     "read_sst",
     "resize",
     "set_ttl",
+    "tags_of",
     "undeclared",
     "under_way",
     "verify",

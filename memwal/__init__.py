@@ -62,8 +62,15 @@ _LAZY = {
 
 def __getattr__(name: str) -> Any:
     """Load the heavy parts (Lance, faiss, Spark) when they are first asked for: errors and settings need none."""
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("memwal")
     if name not in _LAZY:
-        raise AttributeError(f"module 'memwal' has no attribute {name!r}")
+        from memwal.ingest.suggest import suggestion
+
+        near = suggestion(name, __all__) if name.isidentifier() and not name.startswith("_") else ""
+        raise AttributeError(f"module 'memwal' has no attribute {name!r}{near}", name=name)
     from importlib import import_module
 
     module, attribute = _LAZY[name]

@@ -9,6 +9,9 @@ from typing import Any
 
 from memwal.ingest.engine.table.public import Table
 
+of_programs = Table.__getattr__
+"""What a program gets for an attribute that a table lacks."""
+
 
 def _behind(self: Table, name: str) -> Any:
     if name == "_engine":  # a table that was not created
@@ -29,7 +32,7 @@ def _take_from_behind(self: Table, name: str) -> None:
 
 def look_inside() -> None:
     """Enable the access in this process."""
-    Table.__getattr__ = _behind  # type: ignore[attr-defined]
+    Table.__getattr__ = _behind  # type: ignore[method-assign]
     Table.__setattr__ = _put_behind  # type: ignore[method-assign, assignment]
     Table.__delattr__ = _take_from_behind  # type: ignore[method-assign, assignment]
 

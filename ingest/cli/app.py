@@ -29,6 +29,7 @@ Config = Annotated[
     ),
 ]
 Format = Annotated[Literal["table", "json", "ndjson", "csv"], typer.Option(help="output format")]
+Vertical = Annotated[bool, typer.Option("--vertical", "-x", help="print each row as a block, a line for each column")]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="print what would be deleted, but delete nothing")]
 OfCommits = Annotated[bool, typer.Option("--commits", help="the table's automatic commits instead of its ingestion")]
@@ -49,7 +50,7 @@ app = Commands(
     add_completion=True,
     pretty_exceptions_enable=False,
 )
-config_app = Commands(help="Check or print a configuration.", no_args_is_help=True)
+config_app = Commands(help="Write, check or print a configuration.", no_args_is_help=True)
 
 dlq_app = Commands(
     help="List, show, replay or delete dead letters: rows of the source that could not be used.", no_args_is_help=True
@@ -212,6 +213,7 @@ def query(
     ] = None,
     level: Annotated[str, typer.Option(help="read level: committed, flushed, durable or latest")] = "latest",
     format: Format = "table",
+    vertical: Vertical = False,
     explain: Annotated[
         bool,
         typer.Option("--explain", help="print which levels and indexes were used; with json and csv to standard error"),
@@ -223,27 +225,30 @@ def query(
 
     how = {"metric": metric, "nprobes": nprobes, "refine_factor": refine_factor, "distance_range": distance_range}
     asked = Query(tuple(key or ()), filter, near, match, names_in(columns), limit, level, order_by, offset, how)
-    return print_rows_of(Call.of(config), asked, format, explain=explain)
+    return print_rows_of(Call.of(config), asked, format, vertical=vertical, explain=explain)
 
 
 @app.command()
 def sql(
     config: Config,
     query: Annotated[
-        str,
+        str | None,
         typer.Argument(
-            metavar="QUERY",
-            help='such as "select section, count(*) from table group by 1"; - reads it from standard input',
+            metavar="[QUERY]",
+            help='such as "select section, count(*) from table group by 1"; - reads it from standard input; '
+            "without it: a shell with history and completion",
             show_default=False,
         ),
-    ],
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="maximum number of rows to print; default: all")] = None,
     level: Annotated[str, typer.Option(help="read level: committed, flushed, durable or latest")] = "latest",
     format: Format = "table",
+    vertical: Vertical = False,
 ) -> int:
-    """Print the rows of a SELECT over the table, which is called table in it; runs in this process, by DataFusion."""
+    """Print rows of a SELECT over the table, which is called table in it; without a query, read queries in a shell."""
     from memwal.ingest.cli.rows import select
 
-    return select(Call.of(config), query, level, format)
+    return select(Call.of(config), query, level, format, limit=limit, vertical=vertical)
 
 
 @app.command()
@@ -257,12 +262,20 @@ def tail(
     limit: Annotated[int | None, typer.Option(min=1, help="maximum number of changes; default: all")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="wait for further changes until interrupted")] = False,
     format: Format = "table",
+    vertical: Vertical = False,
 ) -> int:
     """Print inserts, updates and deletes in order; json prints one object per line."""
     from memwal.ingest.cli.tail import tail as print_changes
 
     return print_changes(
-        Call.of(config), since=since, images=images, columns=names_in(columns), limit=limit, follow=follow, form=format
+        Call.of(config),
+        since=since,
+        images=images,
+        columns=names_in(columns),
+        limit=limit,
+        follow=follow,
+        form=format,
+        vertical=vertical,
     )
 
 
@@ -518,6 +531,22 @@ def check(config: Config) -> int:
     for line in [*notices, *(f"{name}: ok" for name in pipelines)]:
         CommandConsole().say(line)
     return 0
+
+
+@config_app.command()
+def new(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="TOML file to write", show_default=False)],
+    source: Annotated[
+        list[str],
+        typer.Option(
+            "--from", help="file, glob or Lance table whose columns are taken, repeatable", show_default=False
+        ),
+    ],
+) -> int:
+    """Write a configuration with the columns, a key and indexes that fit a file or a table; check it before use."""
+    from memwal.ingest.cli.new_config import new_config
+
+    return new_config(config, source, CommandConsole())
 
 
 @config_app.command()

@@ -57,18 +57,13 @@ def _python_reference() -> Iterator[str]:
     from memwal.ingest.engine.api.changes import Changes
     from memwal.ingest.engine.api.explanation import ExplainedLevel, ExplainedPart, ExplainedSearch, Explanation
     from memwal.ingest.engine.api.tokens import Receipt, RegionCounts
-    from memwal.ingest.engine.table.public import operations
     from memwal.ingest.service.client.async_streams import AsyncChanges, AsyncRowStream
     from memwal.ingest.service.client.async_table import AsyncTable
 
     yield "# The Python API\n\nWritten by `make docs` from the signatures and docstrings of the public names.\n"
     for name, function in (("memwal.open", memwal.open), ("memwal.connect", memwal.connect)):
         yield from _described(f"## {name}", name, function)
-    yield "## A table\n\nWhat `memwal.open` and `memwal.connect` return has these methods, and is a context manager."
-    yield "Every read of rows names a level: `committed`, `flushed`, `durable` or `latest`.\n"
-    for name, method in operations():
-        yield from _described(f"### {name}", f"table.{name}", method)
-    yield "- `schema`: Base schema, as last seen.\n- `key`: Key columns; () for a table without a key.\n"
+    yield from _table_reference()
     yield from _described("## memwal.connect_async", "await memwal.connect_async", memwal.connect_async)
     for awaited in (AsyncTable, AsyncRowStream, AsyncChanges):
         yield f"### {awaited.__name__}\n\n{inspect.getdoc(awaited)}\n"
@@ -91,6 +86,34 @@ def _python_reference() -> Iterator[str]:
     yield "| error | exit code of the command | what it means |\n|---|---|---|"
     for error in KINDS.values():
         yield f"| `memwal.{error.__name__}` | {error.exit_code} | {' '.join((error.__doc__ or '').split())} |"
+
+
+def _table_reference() -> Iterator[str]:
+    from memwal.ingest.engine.api.lancedb_forms import LanceDBForms
+    from memwal.ingest.engine.table.public import Table, operations
+
+    yield "## A table\n\nWhat `memwal.open` and `memwal.connect` return has these methods, and is a context manager."
+    yield "Every read of rows names a level: `committed`, `flushed`, `durable` or `latest`.\n"
+    short = [name for name in vars(LanceDBForms) if name in operations() and name != "search"]
+    for name, method in operations().items():
+        if name not in short:
+            yield from _described(f"### {name}", f"table.{name}", method)
+    yield "- `schema`: Base schema, as last seen.\n- `key`: Key columns; () for a table without a key."
+    for member in (Table.version.fget, Table.tags.fget):  # type: ignore[attr-defined]
+        yield f"- `{member.__name__}`: {' '.join((inspect.getdoc(member) or '').split())}"
+    yield "\n### Versions\n"
+    for named in ("checkout", "checkout_latest", "restore"):
+        yield from _listed(named, getattr(Table, named))
+    yield "\n### Names of LanceDB\n"
+    for name in short:
+        yield from _listed(name, operations()[name])
+    yield ""
+
+
+def _listed(name: str, what: Callable[..., Any]) -> Iterator[str]:
+    """Yield the call and the docstring of a method as an item of a list."""
+    given = [str(each).partition(":")[0] for each in inspect.signature(what).parameters.values() if each.name != "self"]
+    yield f"- `{name}({', '.join(given)})`: {' '.join((inspect.getdoc(what) or '').split())}"
 
 
 def _described(title: str, name: str, what: Callable[..., Any]) -> Iterator[str]:

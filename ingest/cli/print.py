@@ -16,12 +16,13 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from textwrap import indent
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.filesize import decimal
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
@@ -39,6 +40,10 @@ FIRST_ROWS = 5
 CELL_WIDTH = 40
 ROWS_PER_PART = 500
 """Rows that are converted and printed together; a table lays out its columns for these rows."""
+TEXT_MIN, GAP, EDGES = 12, 2, 3
+"""Characters to which a text is cut at most, between two columns, and beside the first and the last."""
+_WHOLE = 1 << 20
+"""Characters of a value in a block."""
 LISTED = 3
 """Values of a list that a cell shows."""
 
@@ -168,6 +173,81 @@ def progress_bar(
         yield lambda text, done, total: bar.update(task, description=text, completed=done, total=total)
 
 
+# ---- rows that fit the terminal ------------------------------------------------------------------------------------
+
+
+class RowTables:
+    """Prints rows as tables that fit the console, one for each call, with the same columns as the first.
+
+    Numbers, times and names are never cut; texts are, down to TEXT_MIN characters. Columns that do not fit beside the
+    others are left out, from the last on. `vertical`: print each row as a block, one line for each column, instead.
+    """
+
+    def __init__(self, console: Console, *, vertical: bool = False) -> None:
+        self._console, self._vertical, self._printed = console, vertical, 0
+        self._given: Sequence[str] = ()
+        self._names: Sequence[str] = ()
+        self.left_out: Sequence[str] = ()
+        """Columns that did not fit."""
+
+    def print(self, rows: pa.Table) -> None:
+        """Print `rows`; without rows, the names of the columns."""
+        if self._vertical:
+            self._print_blocks(rows)
+            return
+        fresh = rows.column_names != self._given  # the first rows, or the columns have changed
+        if fresh:
+            self._given, self._names = rows.column_names, rows.column_names
+        shown = rows.select(list(self._names))
+        cells = [[cell(value, grouped=False) for value in shown_values(each, "table")] for each in shown.columns]
+        cut = [_may_be_cut(field.type) for field in shown.schema]
+        widths = _widths(shown.column_names, cells, cut, self._console.width - EDGES)
+        if fresh:
+            self._names, self.left_out = rows.column_names[: len(widths)], rows.column_names[len(widths) :]
+        table = plain_table()
+        for name, width, left in zip(self._names, widths, cut, strict=False):
+            justify: Literal["left", "right"] = "left" if left else "right"
+            table.add_column(Text(name), justify=justify, width=width, no_wrap=True, overflow="ellipsis")
+        for row in zip(*cells[: len(widths)], strict=True):
+            table.add_row(*row)
+        self._console.print(table)
+
+    def _print_blocks(self, rows: pa.Table) -> None:
+        wide = max(map(cell_len, rows.column_names), default=0)
+        for row in shown_rows(rows, "table"):
+            self._printed += 1
+            self._console.out(f"-[ row {self._printed} ]".ljust(wide + 3, "-"), highlight=False)
+            for name, value in row.items():
+                text = cell(value, _WHOLE, grouped=False).plain
+                self._console.out(f"{name}{' ' * (wide - cell_len(name))} | {text}", highlight=False)
+
+
+def _may_be_cut(kind: pa.DataType) -> bool:
+    return not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+
+
+def _widths(names: Sequence[str], cells: Sequence[Sequence[Text]], cut: Sequence[bool], room: int) -> list[int]:
+    """Return the widths of the columns that fit into `room` characters, at least one, from the first on.
+
+    `cut`: whether the cells of a column may be cut to TEXT_MIN characters. Room that is left goes to those columns.
+    """
+    wanted = [
+        max(cell_len(name), *(each.cell_len for each in column), 1) for name, column in zip(names, cells, strict=True)
+    ]
+    widths: list[int] = []
+    for name, want, short in zip(names, wanted, cut, strict=True):
+        least = min(want, max(cell_len(name), TEXT_MIN)) if short else want
+        if widths and sum(widths) + least + GAP * len(widths) > room:
+            break
+        widths.append(least)
+    left = room - sum(widths) - GAP * (len(widths) - 1)
+    lacking = sorted((want - width, at) for at, (want, width) in enumerate(zip(wanted, widths, strict=False)))
+    for place, (lacks, at) in enumerate(lacking):
+        given = max(0, min(lacks, left // (len(lacking) - place)))
+        widths[at], left = widths[at] + given, left - given
+    return widths
+
+
 # ---- for programs --------------------------------------------------------------------------------------------------
 
 
@@ -193,18 +273,21 @@ def in_parts(rows: pa.Table) -> Iterator[pa.Table]:
     return (rows.slice(at, ROWS_PER_PART) for at in range(0, rows.num_rows, ROWS_PER_PART))
 
 
-def print_rows(names: Sequence[str], rows: Iterable[pa.Table], form: str, console: Console) -> int:
-    """Print rows with the columns `names` as they arrive, and return their number.
+def print_rows(
+    names: Sequence[str], rows: Iterable[pa.Table], form: str, console: Console, *, vertical: bool = False
+) -> tuple[int, Sequence[str]]:
+    """Print rows with the columns `names` as they arrive. Return their number, and the columns that did not fit.
 
-    `form`: "table" (one table per ROWS_PER_PART rows), "json" (one list), "ndjson" (one line per row) or "csv".
+    `form`: "table" (one `RowTables` per ROWS_PER_PART rows), "json" (one list), "ndjson" (one line per row) or "csv".
     """
+    tables = RowTables(console, vertical=vertical)
     writer = csv.writer(sys.stdout)
     if form == "csv":
         writer.writerow(names)
     total = 0
     for part in (part for table in rows for part in in_parts(table)):
         if form == "table":
-            console.print(as_rich(part))
+            tables.print(part)
         elif form == "csv":
             writer.writerows(zip(*(shown_values(column, form) for column in part.columns), strict=True))
         elif form == "ndjson":
@@ -218,9 +301,9 @@ def print_rows(names: Sequence[str], rows: Iterable[pa.Table], form: str, consol
     if form == "json":
         sys.stdout.write("\n]\n" if total else "[]\n")
     elif form == "table" and not total:
-        console.print(as_rich(pa.table({name: [] for name in names})))
+        tables.print(pa.table({name: pa.array([], pa.string()) for name in names}))
     sys.stdout.flush()
-    return total
+    return total, tables.left_out
 
 
 # ---- values of rows -----------------------------------------------------------------------------------------------

@@ -42,9 +42,10 @@ class Query:
     """Search parameters by the argument names of `Reads.search`; None if an option was not given."""
 
 
-def query(call: Call, query: Query, form: str, *, explain: bool = False) -> int:
+def query(call: Call, query: Query, form: str, *, vertical: bool = False, explain: bool = False) -> int:
     """Run `query`, print its rows and return the exit code.
 
+    `vertical`: print a table's rows as blocks.
     `explain`: then print its explanation, to standard error if standard output is for programs. Raises: Invalid for
     options that cannot be combined.
     """
@@ -52,14 +53,12 @@ def query(call: Call, query: Query, form: str, *, explain: bool = False) -> int:
     explanations: list[Explanation] = []
     rows = _run(open_for_reading(call), query, explanations.append if explain else None)
     table = form == "table"
-    hidden = (
-        [field.name for field in rows.schema if pa.types.is_nested(field.type)] if table and not query.columns else []
-    )
+    nested = [field.name for field in rows.schema if pa.types.is_nested(field.type)]
+    hidden = nested if table and not vertical and not query.columns else []
     shown = rows.drop_columns(hidden)
-    print_rows(shown.column_names, [shown], form, call.console)
+    _, left_out = print_rows(shown.column_names, [shown], form, call.console, vertical=vertical)
     if table:
-        left_out = f"; not shown: {', '.join(hidden)} (name them in --columns)" if hidden else ""
-        call.console.notes.print(f"{count(rows.num_rows, 'row')}{left_out}")
+        _note_rows(call, rows.num_rows, [*left_out, *hidden])
     for explanation in explanations:
         if table:
             call.console.say(f"\n{explanation}")
@@ -67,6 +66,12 @@ def query(call: Call, query: Query, form: str, *, explain: bool = False) -> int:
             text = str(explanation) if form == "csv" else explanation.to_json(2 if form == "json" else None)
             sys.stderr.write(f"{text}\n")
     return 0
+
+
+def _note_rows(call: Call, rows: int, left_out: Sequence[str]) -> None:
+    """Print the number of rows, and the columns that are not shown."""
+    others = f"; not shown: {', '.join(left_out)} (name them, or print every row vertically: -x)" if left_out else ""
+    call.console.note(f"{count(rows, 'row')}{others}")
 
 
 def _check(query: Query) -> None:
@@ -183,24 +188,39 @@ def _vector(table: Readable, column: str, text: str, level: str) -> list[float]:
 # ---- sql ------------------------------------------------------------------------------------------------------------
 
 
-def select(call: Call, query: str, level: str, form: str) -> int:
-    """Run `query` (- for standard input), print its rows as they arrive, and return the exit code. Raises: Invalid."""
-    text = sys.stdin.read() if query == "-" else query
-    with open_for_reading(call).sql(text, level=level) as rows:
-        total = print_rows(rows.schema.names, _gathered(rows), form, call.console)
+def select(
+    call: Call, query: str | None, level: str, form: str, *, limit: int | None = None, vertical: bool = False
+) -> int:
+    """Run `query` (- for standard input), print at most `limit` of its rows as they arrive, and return the exit code.
+
+    Without a query, read queries from the terminal. Raises: Invalid.
+    """
+
+    def print_query(table: Readable, text: str, vertical: bool) -> tuple[int, Sequence[str]]:
+        with table.sql(text, level=level) as rows:
+            return print_rows(rows.schema.names, _gathered(rows, limit), form, call.console, vertical=vertical)
+
+    if query is None:
+        from memwal.ingest.cli.shell import shell
+
+        return shell(call, print_query, vertical=vertical)
+    total, left_out = print_query(open_for_reading(call), sys.stdin.read() if query == "-" else query, vertical)
     if form == "table":
-        call.console.notes.print(count(total, "row"))
+        _note_rows(call, total, left_out)
     return 0
 
 
-def _gathered(rows: RowStream) -> Iterator[pa.Table]:
-    """Yield the rows in tables of at least ROWS_PER_PART, so that small batches share one table header."""
+def _gathered(rows: RowStream, limit: int | None) -> Iterator[pa.Table]:
+    """Yield at most `limit` rows in tables of at least ROWS_PER_PART, so that small batches share one table header."""
     waiting: list[pa.RecordBatch] = []
     for batch in rows:
-        waiting.append(batch)
+        waiting.append(batch if limit is None else batch.slice(0, limit))
+        limit = None if limit is None else limit - waiting[-1].num_rows
         if sum(each.num_rows for each in waiting) >= ROWS_PER_PART:
             yield pa.Table.from_batches(waiting)
             waiting = []
+        if limit == 0:
+            break
     if waiting:
         yield pa.Table.from_batches(waiting)
 

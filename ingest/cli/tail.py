@@ -12,15 +12,23 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from memwal.ingest.cli.command import Call, CommandConsole
+from memwal.ingest.cli.command import Call
 from memwal.ingest.cli.open import open_for_reading
-from memwal.ingest.cli.print import as_rich, count, in_parts, shown_rows, write_json
+from memwal.ingest.cli.print import RowTables, count, in_parts, shown_rows, write_json
 from memwal.ingest.engine.api.changes import POSITION, REGION, ROW, Changes
 from memwal.ingest.errors import Invalid
 
 
 def tail(
-    call: Call, *, since: str, images: str, columns: list[str] | None, limit: int | None, follow: bool, form: str
+    call: Call,
+    *,
+    since: str,
+    images: str,
+    columns: list[str] | None,
+    limit: int | None,
+    follow: bool,
+    form: str,
+    vertical: bool = False,
 ) -> int:
     """Print changes up to the end or the limit, with `follow` until interrupted. Then print the position to standard
     error.
@@ -29,10 +37,12 @@ def tail(
     """
     table = open_for_reading(call)
     changes = table.changes(_since(since), images=images, columns=columns, follow=follow)
-    printer = _Printer(changes, form, call.console, limit)
+    printer = _Printer(changes, form, RowTables(call.console, vertical=vertical), limit)
     with suppress(KeyboardInterrupt):  # ends a tail that follows
         printer.run()
     if not call.console.is_quiet:
+        if printer.tables.left_out:
+            print(f"not shown: {', '.join(printer.tables.left_out)} (--columns, or -x)", file=sys.stderr)
         again = f" and repeats {count(printer.repeated, 'row')}" if printer.repeated else ""
         print(f"--since '{json.dumps(printer.position)}' continues from here{again}", file=sys.stderr)
     return 0
@@ -45,8 +55,8 @@ class _Printer:
     counts its printed rows.
     """
 
-    def __init__(self, changes: Changes, form: str, console: CommandConsole, limit: int | None) -> None:
-        self._changes, self._form, self._console, self._left = changes, form, console, limit
+    def __init__(self, changes: Changes, form: str, tables: RowTables, limit: int | None) -> None:
+        self._changes, self._form, self.tables, self._left = changes, form, tables, limit
         self._head: list[str] = []
         self.position, self.repeated = changes.position, 0
 
@@ -88,7 +98,7 @@ class _Printer:
             writer.writerows(row.values() for row in shown_rows(rows, form))
         else:
             nested = [field.name for field in rows.schema if pa.types.is_nested(field.type)]
-            self._console.print(as_rich(rows.drop_columns([REGION, ROW, *nested])))
+            self.tables.print(rows.drop_columns([REGION, ROW, *nested]))
         sys.stdout.flush()
 
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 from memwal import flush
 from memwal.ingest import tracing
 from memwal.ingest.engine.api import arguments
+from memwal.ingest.engine.api.rows import as_table, inferred
 from memwal.ingest.engine.table.live_owners import Ask, Claimant
 from memwal.ingest.engine.table.open import open_stored, open_table
 from memwal.ingest.engine.table.public import Table
@@ -33,6 +34,7 @@ def open_embedded(
     uri: str | os.PathLike[str],
     *,
     schema: pa.Schema | None = None,
+    data: Any = None,
     key: str | Sequence[str] | None = None,
     regions: int | None = None,
     indexes: Mapping[str, str | dict[str, Any]] | None = None,
@@ -43,6 +45,8 @@ def open_embedded(
 ) -> Table:
     """Open a table and claim its regions for this process; create it from `schema` and `key` if it does not exist.
 
+    - `data`: rows to put, in any form that `put` accepts; without `schema`, a new table has their columns. A list of
+      numbers that is as long in every row becomes a vector of float32.
     - `key`: its columns; () for a table without a key, which keeps every row (`append_only`).
     - `indexes`: column -> "ivf_pq" | "fts" | "btree", or a dict with "type" and parameters.
     - `storage_options`: Lance's own.
@@ -55,6 +59,9 @@ def open_embedded(
     if another process serves the table, or another handle of this process has it open.
     """
     schema = arguments.arrow_schema(schema)
+    rows = None if data is None else as_table(data, schema or pa.schema([]))
+    if rows is not None and schema is None:
+        rows = inferred(rows)
     read_only = arguments.yes_or_no("read_only", read_only)
     take_over = arguments.yes_or_no("take_over", take_over)
     overrides = _overrides(uri, key, regions, indexes, storage_options)
@@ -62,15 +69,29 @@ def open_embedded(
         raise Invalid(f"settings is a {type(settings).__name__}; write the path of a TOML file, or a dict of sections")
     loaded = load(settings, os.environ, overrides)
     _check_arguments(loaded, schema, regions, indexes is not None, read_only=read_only)
+    if schema is None and rows is not None:
+        schema = rows.schema.remove_metadata()
     tracing.join()
     tracing.begin("memwal", loaded.tracing)
     if not read_only:
-        return Table(
+        table = Table(
             open_table(loaded, os.environ, schema, ask=asking(loaded, os.environ), claimant=Claimant(take_over))
         )
+        return table if rows is None else _filled(table, rows)
+    if rows is not None:
+        raise Invalid("read_only = True writes nothing, so it takes no data; remove one of the two")
     if take_over:
         raise Invalid("read_only = True claims nothing, so take_over = True has no effect; remove one of the two")
     return Table(open_stored(loaded, os.environ))
+
+
+def _filled(table: Table, rows: pa.Table) -> Table:
+    try:
+        table.put(rows)
+    except BaseException:
+        table.close()
+        raise
+    return table
 
 
 def _overrides(

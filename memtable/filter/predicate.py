@@ -99,13 +99,37 @@ def evaluate(predicate: str, sql: str, rows: pa.Table, positions: Positions, n: 
         frame = context().read_batches(batches).filter(sql)
         found = (frame if len(positions) <= FEW else frame.select(POSITION)).collect()
     except Exception as error:  # noqa: BLE001 - DataFusion raises bare Exception
-        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        reason = line.removeprefix("DataFusion error: ").rstrip(".")
-        reason = reason.replace('"?table?".', "").replace("?table?.", "")[:SHOWN]  # DataFusion's name for the rows
-        raise InvalidRows(f"filter {shown(predicate)} is not valid: {reason}; correct it") from None
+        raise InvalidRows(f"filter {shown(predicate)} is not valid: {_reason(error)}; correct it") from None
     for batch in found:
         mask[batch.column(POSITION).to_numpy()] = True
     return mask
+
+
+def computed(name: str, expression: str, rows: pa.Table, kind: pa.DataType) -> pa.ChunkedArray:
+    """Return the values of an SQL expression over `rows`, in the notation of filters, as the type `kind`.
+
+    `name`: the column that takes the values. Raises InvalidRows for an expression that is invalid or fails on a row,
+    and for a value that does not fit.
+    """
+    batches = null_inside(rows).to_batches() or [pa.RecordBatch.from_pylist([], schema=rows.schema)]
+    try:
+        frame = context().read_batches(batches)
+        found = frame.select(frame.parse_sql_expr(translate(expression, rows.schema)).alias("value")).to_arrow_table()
+    except InvalidRows:
+        raise
+    except Exception as error:  # noqa: BLE001 - DataFusion raises bare Exception
+        raise InvalidRows(f"column {name!r}: {shown(expression)} is not valid: {_reason(error)}; correct it") from None
+    try:
+        return found.column("value").cast(kind)
+    except pa.ArrowException as error:
+        reason = f"column {name!r} ({kind}): a value of {shown(expression)} does not fit: {_reason(error)}"
+        raise InvalidRows(reason, column=name) from None
+
+
+def _reason(error: Exception) -> str:
+    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    reason = line.removeprefix("DataFusion error: ").rstrip(".")
+    return reason.replace('"?table?".', "").replace("?table?.", "")[:SHOWN]  # DataFusion's name for the rows
 
 
 def referenced(predicate: str, schema: pa.Schema) -> list[str]:

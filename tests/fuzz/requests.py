@@ -173,6 +173,8 @@ ACTIONS: dict[str, Fields] = {
     "schema": {},
     "indexes": {},
     "base_version": {},
+    "versions": {},
+    "tag": {"name": "fuzz", "version": 1, "replace": True},
     "record": {"token": "fuzz:1", "durable": True, "regions": [IDS[1]], "routing": 1},
 }
 
@@ -184,7 +186,7 @@ def _some_rows(rng: random.Random) -> pa.Table:
 
 
 def _write(rng: random.Random) -> tuple[Fields, pa.Table]:
-    kind, durable = rng.randrange(4), rng.random() < 0.5
+    kind, durable = rng.randrange(5), rng.random() < 0.5
     keys = pa.table({"id": [KEYS + rng.randrange(1000) for _ in range(5)]})
     token = rng.choice([None, f"fuzz:{rng.randrange(10**6)}"])
     common = {"durable": durable, "token": token, "timeout": rng.choice([None, 5.0])}
@@ -201,6 +203,10 @@ def _write(rng: random.Random) -> tuple[Fields, pa.Table]:
         return {"op": "write", "delete": True, **common}, keys
     if kind == 2:
         return {"op": "delete", "filter": "price > 1000", "version": 1, **common}, keys
+    if kind == 3:
+        expressions = {"price": rng.choice(["price + 1", "price * price", hostile_text(rng)])}
+        keys = keys.append_column("name", pa.array(["x"] * 5))
+        return {"op": "update", "filter": "price < 9", "version": 1, "expressions": expressions, **common}, keys
     return {"op": "write", "delete": False, **common}, _some_rows(rng)
 
 
@@ -211,7 +217,8 @@ def _hostile_fields(rng: random.Random, fields: Fields) -> Fields:
     """Return the request with one or two hostile values."""
     changed = dict(fields)
     for _ in range(rng.choice([1, 1, 1, 2])):
-        known = [*changed, "regions", "routing", "protocol", "needs", "table", "k", "offset", "limit", "refine_factor"]
+        known = [*changed, "regions", "routing", "at", "protocol", "needs", "table", "k", "offset", "limit"]
+        known.append("refine_factor")
         name = rng.choice(known)
         if rng.random() < 0.25 and (counts := [each for each in COUNTS if each in changed]):
             changed[rng.choice(counts)] = rng.choice(NUMBERS)

@@ -40,16 +40,35 @@ READS = {
 WRITES = {
     "put": ["rows", "missing", "durable", "token", "timeout"],
     "delete": ["keys", "filter", "durable", "token", "timeout"],
+    "update": ["where", "values", "values_sql", "timeout"],
 }
 STEPS: dict[str, list[str]] = {
     "create_index": ["column", "kind", "parameters"],
     "drop_index": ["name"],
     "list_indexes": [],
+    "list_versions": [],
+    "list_tags": [],
+    "create_tag": ["name", "version", "replace"],
+    "drop_tag": ["name"],
     "flush": [],
     "commit": [],
     "close": [],
     "status": [],
 }
+FORMS = {
+    "add": ["data", "mode"],
+    "head": ["n"],
+    "to_arrow": [],
+    "to_pandas": [],
+    "to_polars": [],
+    "count_rows": ["filter"],
+    "create_fts_index": ["field_names", "parameters"],
+    "create_scalar_index": ["column", "index_type"],
+    "list_indices": [],
+    "optimize": [],
+}
+"""Names of LanceDB."""
+OF_THE_OBJECT = {"schema", "key", "checkout", "checkout_latest"}
 COMMANDS = {
     "run": {"config", "once"},
     "serve": {"config", "on-spark", "take-over"},
@@ -58,10 +77,10 @@ COMMANDS = {
     "status": {"config", "json", "watch"},
     "query": {
         *("config", "key", "filter", "near", "match", "columns", "limit", "offset", "order-by", "level", "format"),
-        *("metric", "nprobes", "refine-factor", "distance-range", "explain"),
+        *("metric", "nprobes", "refine-factor", "distance-range", "vertical", "explain"),
     },
-    "sql": {"config", "query", "level", "format"},
-    "tail": {"config", "since", "images", "columns", "limit", "follow", "format"},
+    "sql": {"config", "query", "limit", "level", "format", "vertical"},
+    "tail": {"config", "since", "images", "columns", "limit", "follow", "format", "vertical"},
     "delete": {"config", "key", "filter", "dry-run"},
     "flush": {"config"},
     "commit": {"config", "json"},
@@ -82,6 +101,7 @@ COMMANDS = {
     "index add": {"config", "column", "kind", "set"},
     "index drop": {"config", "name"},
     "regions resize": {"config", "to", "json"},
+    "config new": {"config", "from"},
     "config check": {"config"},
     "config show": {"config"},
 }
@@ -111,6 +131,7 @@ def test_open_and_connect() -> None:
     assert parameters(memwal.open) == [
         "uri",
         "schema",
+        "data",
         "key",
         "regions",
         "indexes",
@@ -128,19 +149,20 @@ def public(kind: type) -> set[str]:
 
 
 def test_a_table_shows_the_public_names_and_nothing_else() -> None:
-    assert public(Table) == {*READS, *WRITES, *STEPS, "schema", "key"}
+    of_one_caller = {"merge_insert", "tags", "version", "restore"}
+    assert public(Table) == {*READS, *WRITES, *STEPS, *FORMS, *OF_THE_OBJECT, *of_one_caller}
+    assert public(AsyncTable) == public(Table) - of_one_caller
     assert all(inspect.getdoc(getattr(Table, name)) for name in public(Table))
     assert Table.__slots__ == ("_engine",)
 
 
 def test_the_asynchronous_table_has_every_method_with_its_parameters() -> None:
     """A new method needs a line in ingest/service/client/async_table.py; a new parameter needs none."""
-    assert public(AsyncTable) == public(Table)
-    for name in public(Table) - {"schema", "key"}:
+    for name in public(AsyncTable) - OF_THE_OBJECT:
         ours, theirs = getattr(AsyncTable, name), getattr(Table, name)
-        assert inspect.iscoroutinefunction(ours), name
+        assert inspect.iscoroutinefunction(ours) or name in ("scan", "sql", "changes"), name
         assert inspect.signature(ours).parameters == inspect.signature(theirs).parameters, name
-        if name != "close":  # closes the connections, not the table
+        if name not in ("close", "search"):  # close: the connections, not the table; search: no query to build
             assert inspect.getdoc(ours) == inspect.getdoc(theirs), name
             assert inspect.signature(ours) == inspect.signature(theirs), name
     ours, theirs = inspect.signature(memwal.connect_async), inspect.signature(memwal.connect)
@@ -159,7 +181,7 @@ def test_the_asynchronous_table_has_every_method_with_its_parameters() -> None:
 def test_all_tables_have_the_same_methods(name: str) -> None:
     module, _, attribute = name.rpartition(".")
     table = getattr(importlib.import_module(module), attribute)
-    for method, expected in {**READS, **WRITES, **STEPS}.items():
+    for method, expected in {**READS, **WRITES, **STEPS, **FORMS}.items():
         assert parameters(getattr(table, method)) == expected, method
         defaults = [each.default for each in inspect.signature(getattr(table, method)).parameters.values()]
         assert defaults == [each.default for each in inspect.signature(getattr(Table, method)).parameters.values()]

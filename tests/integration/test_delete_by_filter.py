@@ -18,8 +18,8 @@ import pytest
 import memwal
 from memwal import wal
 from memwal.flush import resize
-from memwal.ingest.engine.api import deletes
-from memwal.ingest.engine.api.deletes import Where
+from memwal.ingest.engine.api import filter_writes
+from memwal.ingest.engine.api.filter_writes import Where
 from memwal.ingest.engine.region.resolve import Conditions
 from memwal.ingest.engine.region.writer import RegionWriter
 from memwal.ingest.engine.table.embedded import Table
@@ -155,8 +155,8 @@ def test_after_a_commit_the_rest_comes_from_a_new_scan(
     before_piece: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(deletes, "PIECE", 4)
-    monkeypatch.setattr(deletes, "SCANS", scans)
+    monkeypatch.setattr(filter_writes, "PIECE", 4)
+    monkeypatch.setattr(filter_writes, "SCANS", scans)
     table = open_small()
     table.put(rows(range(30), 700))
     scan, asked = Table.scan, list[str]()
@@ -204,7 +204,7 @@ def test_no_acknowledged_change_is_lost_while_deletes_run(
     way: str, open_small: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each key has one writer, which knows the expected row after every ack: a cheap row, until its next write."""
-    monkeypatch.setattr(deletes, "PIECE", 16)
+    monkeypatch.setattr(filter_writes, "PIECE", 16)
     owner, keys, rounds = open_small(commit="200ms", memtable={"rows_max": 100}), 60, 120
     last: dict[int, tuple[int, str]] = {}
     wrong: list[Any] = []
@@ -246,7 +246,7 @@ def test_no_acknowledged_change_is_lost_while_deletes_run(
 
 
 def test_every_row_is_counted_once_by_deletes_at_once(open_small: Callable[..., Any], monkeypatch: Any) -> None:
-    monkeypatch.setattr(deletes, "PIECE", 32)
+    monkeypatch.setattr(filter_writes, "PIECE", 32)
     table, counted = open_small(), list[int]()
     table.put(rows(range(1000), 700))
     together(*[lambda: counted.append(table.delete(filter=DEAR).rows)] * 4)
@@ -302,7 +302,7 @@ def test_one_that_deletes_nothing_before_it_fails_raises_the_error_itself(
 def test_a_piece_that_fails_after_others_is_an_unknown_outcome(
     error: Exception, open_small: Callable[..., Any], before_piece: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deletes, "PIECE", 8)
+    monkeypatch.setattr(filter_writes, "PIECE", 8)
     table = open_small(regions=1)
     table.put(rows(range(20), 700))
 
@@ -420,7 +420,7 @@ def test_a_piece_that_is_late_deletes_nothing(open_small: Callable[..., Any]) ->
 def test_a_timeout_ends_it_between_two_pieces(
     open_small: Callable[..., Any], before_piece: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deletes, "PIECE", 8)
+    monkeypatch.setattr(filter_writes, "PIECE", 8)
     table = open_small()
     table.put(rows(range(20), 700))
     over, monotonic = threading.Event(), wal.SystemClock.monotonic
@@ -455,7 +455,7 @@ def test_rules_of_puts_change_nothing(rule: str, tmp_path: Any) -> None:
 
 
 def test_a_key_of_several_columns(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deletes, "PIECE", 7)
+    monkeypatch.setattr(filter_writes, "PIECE", 7)
     schema = pa.schema(
         [pa.field("k", pa.string(), nullable=False), pa.field("n", pa.int32(), nullable=False), ("v", pa.float32())]
     )

@@ -171,7 +171,7 @@ def test_through_a_daemon_every_loaded_row_that_does_not_pass_stays(
                 try:
                     number += table.delete(filter=DEAR).rows
                 except (memwal.Unavailable, memwal.UnknownOutcome) as error:  # a load began after the wait for loads
-                    if "call the delete again when it has ended" not in str(error):
+                    if "call it again when it has ended" not in str(error):
                         raise
         return number
 

@@ -66,14 +66,21 @@ def matched(candidates: pa.Table) -> set[int]:
     return set(candidates.filter(candidates["_score"].is_valid())["id"].to_pylist())
 
 
-def test_a_table_with_two_indexes_of_a_kind_asks_which(uri: str) -> None:
-    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), *ROWS, ("title", pa.string())])
+def test_all_texts_are_searched_and_two_vectors_ask_which(uri: str) -> None:
+    vector = pa.list_(pa.float32(), 2)
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), *ROWS, ("title", pa.string()), ("other", vector)])
     indexes = {"vector": "ivf_pq", "body": "fts", "title": "fts"}
     with memwal.open(uri, schema=schema, key="id", indexes=indexes) as table:
-        table.put([{"id": 1, "body": "harbor", "title": "lights", "vector": [1.0, 0.0]}])
+        row = {"id": 1, "body": "harbor", "title": "lights", "vector": [1.0, 0.0], "other": [0.0, 1.0]}
+        table.put([row, row | {"id": 2, "body": "lights", "title": "harbor"}])
+        found = table.hybrid([1.0, 0.0], "lights", columns=["id"])
+        assert [score > 0 for score in found["_score"].to_pylist()] == [True, True]
+        assert sorted(table.match(None, "harbor")["id"].to_pylist()) == [1, 2]
+        table.create_index("other", "ivf_pq")
         with raises(memwal.Invalid):
             table.hybrid([1.0, 0.0], "lights")
-        assert table.hybrid([1.0, 0.0], "lights", text_column="title")["id"].to_pylist() == [1]
+        with raises(memwal.Invalid):
+            table.search([1.0, 0.0]).to_list()
 
 
 def test_a_table_without_an_index_of_a_kind_says_so(uri: str) -> None:

@@ -154,6 +154,8 @@ ACTS: Mapping[str, Mapping[str, Any]] = {
     "flush": {},
     "commit": {},
     "indexes": {},
+    "versions": {},
+    "tag": {"name": "t", "version": 1},
     "create_index": {"column": "v", "kind": "btree", "parameters": {}},
     "drop_index": {"name": "v_idx"},
     "schema": {},
@@ -166,6 +168,7 @@ PUTS: Mapping[str, Mapping[str, Any]] = {
     "put": {"op": "put", "region": "REGION", "producer": "query", "sequence": 1, "routing": 1},
     "write": WRITE,
     "delete": {**WRITE, "op": "delete", "filter": "id = 1", "version": 1},
+    "update": {**WRITE, "op": "update", "filter": "id = 1", "version": 1, "expressions": {"v": "v + 1"}},
 }
 VECTOR = pa.table({"vector": pa.array([1.0, 2.0], pa.float32())})
 GETS: Mapping[str, tuple[Mapping[str, Any], pa.Table | None]] = {

@@ -21,7 +21,7 @@ import memwal
 from memwal.ingest.cli import status as cli_status
 from memwal.ingest.cli.command import Call
 from memwal.ingest.cli.open import open_for_reading
-from memwal.ingest.engine.api import deletes
+from memwal.ingest.engine.api import filter_writes
 from memwal.ingest.engine.region.writer import RegionWriter
 from memwal.ingest.engine.table.embedded import Table
 from memwal.ingest.engine.table.stored import StoredTable
@@ -308,7 +308,7 @@ def test_a_delete_by_filter_goes_after_its_regions(
 ) -> None:
     """Regions change their owners before every piece, and the last ones when the token is recorded."""
     both, client = pair()
-    monkeypatch.setattr(deletes, "PIECE", 16)
+    monkeypatch.setattr(filter_writes, "PIECE", 16)
     client.put(made.rows(range(100)))
     piece, record, moved = TableWrites.piece, TableWrites.record, list[str]()
 

@@ -192,7 +192,7 @@ def test_what_is_wrong_reaches_the_user_in_lines_of_their_own(spark: Any, open_s
         "option level 'durabel' is unknown; did you mean 'durable'?",
     ]
     writer = frame(spark, uri).write.format("memwal").mode("append")
-    assert "tables are written by name in streams only; use df.writeStream" in refused(lambda: writer.save(uri))
+    assert "no daemon serves" in refused(lambda: writer.save(uri))
     given = spark.read.format("memwal").schema("id string").load(uri)
     assert "column 'id': the schema says string, the table has bigint" in refused(given.collect)
 

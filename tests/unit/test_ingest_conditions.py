@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from memwal import wal
-from memwal.ingest.engine.api.deletes import Where
+from memwal.ingest.engine.api.filter_writes import Where
 from memwal.ingest.engine.api.tokens import Token
 from memwal.ingest.engine.read.levels import BaseChanged, RegionView, Stack
 from memwal.ingest.engine.read.merged import MergedView

@@ -240,7 +240,7 @@ def test_what_cannot_be_written_is_one_line(uri: str, tmp_path: Path, small_conf
     with raises(Invalid):
         MemWalSource({"path": uri}).streamWriter(None, True)
     with raises(Invalid):
-        MemWalSource({"path": uri}).writer(None, False)
+        MemWalSource({"path": uri}).writer(None, True)
     with raises(Unavailable):
         MemWalSource({"path": uri}).streamWriter(spark_schema(SCHEMA), False)
     with raises(Invalid):

@@ -7,7 +7,7 @@ import threading
 import pyarrow as pa
 import pytest
 
-from memwal.ingest.engine.api.deletes import Where
+from memwal.ingest.engine.api.filter_writes import Where
 from memwal.ingest.engine.region.write_queue import Item, PacedQueue, Pending, Request, Write, WriteQueue
 from memwal.wal import SystemClock
 from tests.messages import raises

@@ -116,12 +116,12 @@ def _is_number(value: Any) -> bool:
 
 def at_least_one(value: Any, name: str = "k") -> int:
     """Return the argument `name`. Raises: Invalid unless it is an integer from 1 to COUNT_MAX."""
-    return _whole(name, value, 1, COUNT_MAX)
+    return whole(name, value, 1, COUNT_MAX)
 
 
 def not_negative(name: str, value: Any) -> int:
     """Return the argument `name`. Raises: Invalid unless it is an integer from 0 to ROWS_MAX."""
-    return _whole(name, value, 0, ROWS_MAX)
+    return whole(name, value, 0, ROWS_MAX)
 
 
 def checked_limit(limit: Any, offset: int = 0) -> int | None:
@@ -143,7 +143,8 @@ def best(k: Any, offset: Any) -> int:
     return at_least_one(at_least_one(k) + not_negative("offset", offset), "k + offset")
 
 
-def _whole(name: str, value: Any, least: int, most: int) -> int:
+def whole(name: str, value: Any, least: int, most: int) -> int:
+    """Return the argument `name`. Raises: Invalid unless it is an integer from `least` to `most`."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
         raise Invalid(f"{name} is {brief(value)}; write a whole number, at least {least}")
     if value > most:

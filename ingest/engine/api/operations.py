@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Self
 
 from memwal.flush import CommitReport
@@ -79,6 +80,29 @@ class Operations(Reads):
         raise self._refusal("delete")
 
     @translate_errors
+    def update(
+        self,
+        where: str | None = None,
+        values: Mapping[str, Any] | None = None,
+        *,
+        values_sql: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+    ) -> Receipt:
+        """Set columns of all rows that pass `where` (SQL; None: all rows); other columns keep their values.
+
+        - `values`: new values by column.
+        - `values_sql`: SQL over the row before the update, by column, such as `{"price": "price * 2"}`. It is computed
+          from the newest row, in the region's write order, so that concurrent updates of a row add up.
+
+        Updates rows whose newest version passes at `latest` when the call begins; a row that changes during the call
+        and no longer passes stays. The receipt's `rows` is the number of rows updated. The rows are durable when the
+        call returns. It waits while a load past the log is in progress. If it fails after some rows were updated, it
+        raises UnknownOutcome; it is not repeated by itself.
+        Raises: as `put`; Invalid for a column of the key, and if the table has no key.
+        """
+        raise self._refusal("update")
+
+    @translate_errors
     def create_index(self, /, column: str, kind: str, **parameters: Any) -> str:
         """Index `column` and return the index's name; afterwards rows of every level are searched with the index.
 
@@ -99,6 +123,29 @@ class Operations(Reads):
         it covers and those that wait, bytes.
         """
         raise self._refusal("list_indexes")
+
+    @translate_errors
+    def list_versions(self) -> list[dict[str, Any]]:
+        """Return the versions of the base table that are kept, oldest first: "version", and "timestamp" in UTC."""
+        raise self._refusal("list_versions")
+
+    @translate_errors
+    def list_tags(self) -> dict[str, int]:
+        """Return the tags: name -> version. A version with a tag is kept."""
+        raise self._refusal("list_tags")
+
+    @translate_errors
+    def create_tag(self, name: str, version: int, *, replace: bool = False) -> None:
+        """Give a version of the base table a name. `replace`: move an existing tag.
+
+        Raises: Invalid if the version does not exist, and unless `replace`, if the tag exists; Unavailable.
+        """
+        raise self._refusal("create_tag")
+
+    @translate_errors
+    def drop_tag(self, name: str) -> None:
+        """Drop a tag; its version is then kept as long as any other. Raises: Invalid if it does not exist."""
+        raise self._refusal("drop_tag")
 
     @translate_errors
     def flush(self) -> None:

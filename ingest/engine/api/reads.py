@@ -214,7 +214,7 @@ class Reads(ABC):
     @translate_errors
     def search(
         self,
-        column: str,
+        column: str | None,
         vector: Any,
         k: int = 10,
         filter: str | None = None,
@@ -233,13 +233,15 @@ class Reads(ABC):
         A column without an index, or a `metric` ("l2", "cosine" or "dot") other than its index's, is searched row by
         row. Distances are exact.
 
+        - `column`: None if only one column holds vectors, or only one has an index for them.
         - `nprobes`: partitions of the base table's index that are searched.
         - `refine_factor`: this number times `k` rows of the index are compared exactly. Larger values of both find more
           of the nearest rows, in more time.
         - `distance_range`: the lowest distance (inclusive) and the upper limit (exclusive); None for no limit.
         - `offset`: number of nearest rows to skip.
         """
-        request: dict[str, Any] = {"column": a_text("column", column, "embedding"), "vector": vector}
+        named = None if column is None else a_text("column", column, "embedding")
+        request: dict[str, Any] = {"column": named, "vector": vector}
         request |= {"k": best(k, offset), "filter": sql(filter)}
         request |= _how(metric, nprobes, refine_factor, distance_range)
         watch = watching("search", level, explain)
@@ -249,7 +251,7 @@ class Reads(ABC):
     @translate_errors
     def match(
         self,
-        column: str | Sequence[str] | Mapping[str, float],
+        column: str | Sequence[str] | Mapping[str, float] | None,
         text: str,
         k: int = 10,
         filter: str | None = None,
@@ -265,12 +267,13 @@ class Reads(ABC):
           with this prefix; `serch~` words within one edit (a letter inserted, deleted or replaced), `serch~2` within
           two. A fuzzy word is analysed first, like the words of the table: with stemming, edits are those between
           stems.
-        - `column`: a column with an fts index, a list of them, or a dict with the boost of each (0.001 to 1000), such
-          as `{"title": 3.0, "body": 1.0}`. Each part of `text` counts in any of the columns: `+web +server` finds a row
-          with web in one and server in the other. `_score` is the sum of boost times BM25 over the columns.
+        - `column`: a column with an fts index, a list of them (None: all), or a dict with the boost of each (0.001 to
+          1000), such as `{"title": 3.0, "body": 1.0}`. Each part of `text` counts in any of the columns: `+web +server`
+          finds a row with web in one and server in the other. `_score` is the sum of boost times BM25 over the columns.
         - `offset`: number of best rows to skip.
         """
-        request: dict[str, Any] = {"column": _sent("column", column), "text": text}
+        named = None if column is None else _sent("column", column)
+        request: dict[str, Any] = {"column": named, "text": text}
         request |= {"k": best(k, offset), "filter": sql(filter)}
         watch = watching("match", level, explain)
         rows: pa.Table = self._answer("match", level, **request, columns=listed(columns), explain=watch)
@@ -305,7 +308,7 @@ class Reads(ABC):
         no candidate by it, and `_relevance_score` (float32, descending).
 
         - `text`, `text_column`: as `text` and `column` of `match`.
-        - `vector_column`, `text_column`: may be omitted if the table has one vector and one text index.
+        - `vector_column`: as `column` of `search`.
         - `weights`: of the two rankings.
         - `rerank`: a function that receives all candidates (an Arrow table as above, best first) and returns a
           relevance for each, which replaces the ranking; -inf leaves a row out. `memwal.lancedb_reranker` creates one

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from memwal.flush import WriteRules
 from memwal.ingest.engine.api.arguments import brief, check_encoding, given_by
@@ -87,6 +88,24 @@ def _streamed(rows: Any) -> pa.Table | None:
         if isinstance(rows, pa.ChunkedArray) or type(rows).__name__ == "Series":
             return None  # a stream of values, not of rows; Arrow's reason would not name the accepted forms
         raise
+
+
+def inferred(rows: pa.Table) -> pa.Table:
+    """Return rows with the types of a new table: lists of numbers, as many in each row, are vectors of float32.
+
+    Raises: Invalid for a column with nulls only.
+    """
+    for place, field in enumerate(rows.schema):
+        kind, column = field.type, rows.column(place)
+        if pa.types.is_null(kind):
+            raise Invalid(f"data: column {field.name!r} has no value that shows its type; give schema=, or a value")
+        is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+        if is_list and (pa.types.is_floating(kind.value_type) or pa.types.is_integer(kind.value_type)):
+            lengths = pc.min_max(pc.list_value_length(column)).as_py()
+            if lengths["min"] and lengths["min"] == lengths["max"]:
+                vectors = column.cast(pa.list_(pa.float32())).cast(pa.list_(pa.float32(), lengths["min"]))
+                rows = rows.set_column(place, field.name, vectors)
+    return rows
 
 
 def split_deletes(rows: pa.Table, key: Sequence[str]) -> tuple[pa.Table, Deletes]:

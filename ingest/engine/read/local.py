@@ -6,6 +6,8 @@ belongs to one region, and each region has one owner.
 
 from __future__ import annotations
 
+import datetime
+import threading
 from abc import abstractmethod
 from collections.abc import Collection, Iterator
 from contextlib import suppress
@@ -48,6 +50,7 @@ class LevelReads(Reads):
         self.schema = base.schema
         self.key = base.key
         self._reader = reader
+        self._opening, self._opened = threading.Lock(), None  # type: threading.Lock, VersionReads | None
 
     @property
     def base_version(self) -> int:
@@ -63,6 +66,26 @@ class LevelReads(Reads):
     def list_indexes(self) -> list[dict[str, Any]]:
         """See `Operations.list_indexes`."""
         return flush.list_indexes(self._reader.base())
+
+    @translate_errors
+    def list_versions(self) -> list[dict[str, Any]]:
+        """See `Operations.list_versions`."""
+        found: list[dict[str, Any]] = self._reader.base().dataset.versions()  # type: ignore[assignment]
+        return [{"version": each["version"], "timestamp": each["timestamp"].astimezone(datetime.UTC)} for each in found]
+
+    @translate_errors
+    def list_tags(self) -> dict[str, int]:
+        """See `Operations.list_tags`."""
+        tags = flush.tags_of(self._reader.base().dataset)
+        return {name: tag["version"] for name, tag in tags.items() if tag.get("branch") is None}
+
+    @translate_errors
+    def at(self, version: int) -> VersionReads:
+        """Return reads of a version of the base table. Raises: Invalid if it is not kept."""
+        with self._opening:
+            if self._opened is None or self._opened.base.version != version:
+                self._opened = VersionReads(self._reader.at(version))
+            return self._opened
 
     @property
     def _location(self) -> str:
@@ -91,6 +114,8 @@ class LevelReads(Reads):
         The views are captured again if a commit overtook them, and once if files of the base version could not be read,
         because another program may have removed that version. A filter that fails on a row is Invalid at every level.
         """
+        if (version := request.pop("at", None)) is not None:
+            return self.at(version)._answer(read, level, explain=explain, **request)  # noqa: SLF001
         checked, failed_at = check_level(level), -1
         trace = None if explain is None else Trace(explain.clock)
         for attempt in range(ATTEMPTS):
@@ -113,6 +138,17 @@ class LevelReads(Reads):
                         raise
                     failed_at = self._reader.opened.version
         raise Unavailable(f"{ATTEMPTS} commits in a row overtook this read; read again")
+
+
+class VersionReads(LevelReads):
+    """Reads of one version of the base table. Thread safety. Any thread. Errors. Only `ingest.errors` kinds."""
+
+    def __init__(self, reader: Reader) -> None:
+        super().__init__(reader.opened, reader)
+
+    def _views(self, level: Level, keys: Any, *, again: bool) -> list[RegionView]:
+        del level, keys, again
+        return []
 
 
 def regions_of(base: BaseTable, keys: Any) -> Iterator[UUID]:

@@ -19,7 +19,7 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 
-from memwal.flush import BaseTable
+from memwal.flush import BaseTable, NotALanceTable, NotInitialised
 from memwal.flush.base.shape import Shape
 from memwal.flush.base.ttl import Expiry
 from memwal.ingest.caller import expect_waiting
@@ -35,11 +35,11 @@ from memwal.ingest.engine.read.merged import ROWS_PER_STEP, MergedView, Position
 from memwal.ingest.engine.read.request import (
     KnownColumns,
     VectorQuery,
+    all_texts,
     check_filter,
     checked_columns,
     distinct,
     expect_indexed,
-    only_indexed,
     only_vectors,
     vector_query,
 )
@@ -118,6 +118,18 @@ class Reader:
         if latest is not before and latest.committed != before.committed:
             self._cache.drop(lambda sst: sst.generation <= latest.committed.get(sst.region, 0))
         return latest
+
+    def at(self, version: int) -> Reader:
+        """Return a reader of one version. Raises: Invalid if it is not kept."""
+        try:
+            base = BaseTable.open(self._base.uri, self._base.storage_options, version)
+        except NotALanceTable:
+            kept = "list_versions() has those that are"
+            raise Invalid(f"version {version} of the table at {self._base.uri} is not kept; {kept}") from None
+        except NotInitialised:
+            older = f"version {version} of the table at {self._base.uri} is older than its set-up for ingestion"
+            raise Invalid(f"{older}; read it with lance.dataset(uri, version={version})") from None
+        return _FixedReader(base, self._store, clock=self._clock)
 
     def keep(self, region: UUID, sst: SsTable, memtable: MemTable, shape: Shape | None) -> None:
         """Answer reads of `sst` from the memtable of `shape` that was flushed as it; see `region.context.Keep`.
@@ -252,7 +264,7 @@ class Reader:
     def search(
         self,
         views: Sequence[RegionView],
-        column: str,
+        column: str | None,
         vector: Any,
         k: int = 10,
         filter: str | None = None,
@@ -265,12 +277,14 @@ class Reader:
         """Return the `k` rows nearest to `vector` that pass `filter`, with `_distance` (float32, ascending).
 
         Distances are exact and in Lance's convention: squared for l2, 1 - cosine, 1 - dot product. Fewer than `k` rows
-        are returned only if fewer live rows with a vector pass. `vector`: as many numbers as the column's width. `how`:
-        see `read.request.vector_query`. Without an index every row is compared.
+        are returned only if fewer live rows with a vector pass. `column`: None if only one column holds vectors.
+        `vector`: as many numbers as the column's width. `how`: see `read.request.vector_query`. Without an index every
+        row is compared.
         """
         moment = self._moment(buckets, trace)
         known = moment.known
         out, most = checked_columns(columns, known.schema, known.gone, added=(DISTANCE,)), at_least_one(k)
+        column = column or only_vectors("column", known)
         ranking = self._nearness.ranking("search", moment.base, known, column, vector, filter, how)
         (best,) = self._merged_view(moment, views, filter, column).best(most, filter, out, ranking)
         return merge(best, most, ascending=True, name=DISTANCE, schema=known.projected(out), keyed=bool(known.key))
@@ -278,7 +292,7 @@ class Reader:
     def match(
         self,
         views: Sequence[RegionView],
-        column: str | Sequence[str] | Mapping[str, float],
+        column: str | Sequence[str] | Mapping[str, float] | None,
         text: str,
         k: int = 10,
         filter: str | None = None,
@@ -289,13 +303,14 @@ class Reader:
     ) -> pa.Table:
         """Return the `k` rows that match `text` best and pass `filter`, with `_score` (float32, descending).
 
-        `text`: in the notation of `memtable.text.query`. `column`: one, several, or several with a boost for each.
-        Scores are BM25 with the statistics of the row's level, times the boost, summed over the columns.
+        `text`: in the notation of `memtable.text.query`. `column`: one, several, or several with a boost for each; None
+        for all with an fts index. Scores are BM25 with the statistics of the row's level, times the boost, summed over
+        the columns.
         """
         moment = self._moment(buckets, trace)
         known = moment.known
         out, most = checked_columns(columns, known.schema, known.gone, added=(SCORE,)), at_least_one(k)
-        boosts = text_columns("column", column)
+        boosts = text_columns("column", all_texts("column", known) if column is None else column)
         ranking = relevance("match", known, boosts, text, filter)
         (best,) = self._merged_view(moment, views, filter, *boosts).best(most, filter, out, ranking)
         return merge(best, most, ascending=False, name=SCORE, schema=known.projected(out), keyed=bool(known.key))
@@ -319,7 +334,7 @@ class Reader:
         duplicates.
 
         The last two columns are `_distance` and `_score`, as in `search` and `match`, null if the row is not among the
-        `n` best by it. `vector_column`, `text_column`: None if the table has exactly one such index. `how`: as for
+        `n` best by it. `vector_column`: as `column` of `search`; `text_column`: as `column` of `match`. `how`: as for
         `search`.
         """
         moment = self._moment(buckets, trace)
@@ -327,7 +342,7 @@ class Reader:
         out = checked_columns(columns, known.schema, known.gone, added=(DISTANCE, SCORE))
         most = at_least_one(n, "n")
         near = vector_column or only_vectors("vector_column", known)
-        matching = only_indexed("text_column", "fts", known.indexes) if text_column is None else text_column
+        matching = all_texts("text_column", known) if text_column is None else text_column
         boosts = text_columns("text_column", matching)
         by_vector = self._nearness.ranking("vector_column", moment.base, known, near, vector, filter, how)
         by_text = relevance("text_column", known, boosts, text, filter)
@@ -441,6 +456,13 @@ class Reader:
             if self.base().committed.get(region, 0) >= sst.generation:
                 raise CaptureOvertaken from None
             raise
+
+
+class _FixedReader(Reader):
+    """Reads one version, whatever is newer."""
+
+    def base(self) -> BaseTable:
+        return self._base
 
 
 def batches_of(view: MergedView, schema: pa.Schema, filter: str | None, limit: int | None) -> Iterator[pa.RecordBatch]:

@@ -148,29 +148,26 @@ def expect_indexed(column: str, kind: str, what: str, known: KnownColumns) -> No
     )
 
 
-def only_indexed(argument: str, kind: str, specs: Sequence[IndexSpec]) -> str:
-    """Return the only column with an index of `kind`. Raises: Invalid, with `argument`, for no or several columns."""
-    columns = [spec.column for spec in specs if spec.kind == kind]
-    if len(columns) == 1:
-        return columns[0]
-    if columns:
-        raise Invalid(f"{argument}: several columns have an {kind} index: {', '.join(columns)}; name one")
-    raise Invalid(f'{argument}: no column has an {kind} index; add one: table.create_index(COLUMN, "{kind}")')
-
-
 def only_vectors(argument: str, known: KnownColumns) -> str:
     """Return the only column with a vector index, or without such indexes the only vector column of the table.
 
     Raises: Invalid, with `argument`, for no or several columns.
     """
-    if any(spec.kind == "ivf_pq" for spec in known.indexes):
-        return only_indexed(argument, "ivf_pq", known.indexes)
-    columns = _vector_columns(known.schema)
+    indexed = [spec.column for spec in known.indexes if spec.kind == "ivf_pq"]
+    columns = indexed or _vector_columns(known.schema)
     if len(columns) == 1:
         return columns[0]
     if columns:
         raise Invalid(f"{argument}: several columns hold vectors: {', '.join(columns)}; name one")
     raise Invalid(f"{argument}: no column of the table holds vectors")
+
+
+def all_texts(argument: str, known: KnownColumns) -> list[str]:
+    """Return the columns with an fts index. Raises: Invalid, with `argument`, if there are none."""
+    columns = [spec.column for spec in known.indexes if spec.kind == "fts"]
+    if columns:
+        return columns
+    raise Invalid(f'{argument}: no column has an fts index; add one: table.create_index(COLUMN, "fts")')
 
 
 def _vector_columns(schema: pa.Schema) -> list[str]:

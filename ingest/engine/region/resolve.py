@@ -11,10 +11,11 @@ The log, the memtables, SSTs and the base table hold only whole rows, and the ne
    level of the view or in the base table, which is opened after the view.
 3. Resolve the group (`write_rules`), and check the values that were filled in.
 
-`Conditions` narrows a delete to the keys whose newest row passes a filter. `delete(filter=...)` finds its keys with a
-scan and sends them to the regions later (`api.deletes`). Rows may change in between, so the region's thread checks the
-newest row of each key in queue order and deletes only keys whose row passes at that moment. A row that was changed and
-no longer passes stays. The log receives ordinary tombstones.
+`Conditions` narrows a delete or an update to the keys whose newest row passes a filter. `delete(filter=...)` and
+`update` find their keys with a scan and send them to the regions later (`api.filter_writes`). Rows may change in
+between, so the region's thread checks the newest row of each key in queue order, and writes only keys whose row passes
+at that moment. A row that was changed and no longer passes stays. The new values of an update are computed from that
+newest row. The log receives ordinary tombstones, or whole rows.
 
 A load past the log writes the base table without the region. No piece is therefore checked while a load is in progress,
 and the region's thread tests for loads before the lookup; `flush.commits.load_notes` explains why that suffices where
@@ -36,7 +37,7 @@ import pyarrow as pa
 from memwal import flush
 from memwal.flush.base.shape import Shape
 from memwal.flush.commits.load_notes import loads_in
-from memwal.ingest.engine.api.deletes import Where
+from memwal.ingest.engine.api.filter_writes import Update, Where
 from memwal.ingest.engine.api.rows import Mask, Places, key_text
 from memwal.ingest.engine.read.base import match_keys
 from memwal.ingest.engine.read.levels import BaseChanged, CaptureOvertaken, RegionView
@@ -48,7 +49,7 @@ from memwal.ingest.engine.region.write_queue import Write
 from memwal.ingest.engine.region.write_rules import NOWHERE, Group, inserted, merged, merged_from, timely
 from memwal.ingest.errors import Unavailable
 from memwal.memtable import TOMBSTONE, Checked, InvalidRows
-from memwal.memtable.filter.predicate import evaluate, plan
+from memwal.memtable.filter.predicate import computed, evaluate, plan
 from memwal.wal import ObjectStore
 from memwal.wal.panics import RustPanic, panics_as_errors
 
@@ -81,7 +82,7 @@ class StoredRows:
         Raises: Unavailable while a load is in progress.
         """
         if flush.under_way(self._store, self._reader.base):
-            raise Unavailable("a load into the table is under way; call the delete again when it has ended")
+            raise Unavailable("a load into the table is under way; call it again when it has ended")
         committed = self._reader.base().committed
         return {id: committed[id] for id in loads_in(committed)}
 
@@ -271,7 +272,7 @@ class Resolver:
 
 
 class Conditions:
-    """Narrow deletes of one region to the keys whose newest row passes.
+    """Narrow deletes and updates of one region to the keys whose newest row passes.
 
     Thread safety. The region's thread only. Invariants. Changes no state; a call that raised can be repeated.
     """
@@ -281,23 +282,26 @@ class Conditions:
         self._key = list(context.key)
 
     def resolve(self, writes: Sequence[Write], checked: Checked, view: View) -> tuple[Checked, Sequence[int]]:
-        """Return the tombstones to log, and the number of keys that are not deleted.
+        """Return the tombstones or updated rows to log, and the number of keys that are not written.
 
         `writes`: one write with a condition, whose rows are `checked`. `view`: captures the region's levels. A key is
-        not deleted if it has no row or its row does not pass; the sequence of numbers is empty if every key is deleted.
+        not written if it has no row or its row does not pass; the sequence of numbers is empty if every key is written.
         Raises: Unavailable while a load is in progress; InvalidRows for a filter that is invalid or fails on a row; the
         error of the lookup.
         """
         (write,) = writes
         assert write.where is not None
         loads = self._loads()
-        passing = self._passing(write.where, checked.rows.select(self._key), view)
+        keys = checked.rows.select(self._key)
+        if write.where.update is None:
+            passing = self._passing(write.where, keys, view)
+            rows = checked.rows if passing.all() else checked.rows.filter(pa.array(passing))
+        else:
+            rows = self._updated(write.where, write.where.update, keys, view)
         if not self._context.daemon and self._loads() != loads:
-            raise Unavailable("a load has changed the table under the delete; call it again")
-        if passing.all():
-            return checked, ()
-        kept = int(np.count_nonzero(~passing))
-        return self._admission.again(checked.rows.filter(pa.array(passing))), [kept]
+            raise Unavailable("a load has changed the table under the call; call it again")
+        kept = keys.num_rows - rows.num_rows
+        return checked if rows is checked.rows else self._admission.again(rows), [kept] if kept else ()
 
     def _loads(self) -> Mapping[UUID, int]:
         return {} if self._context.loads is None else self._context.loads()
@@ -321,3 +325,23 @@ class Conditions:
             rows, at = match_keys(keys, stored.select(self._key))
             passing[rows] = passed[at]
         return passing
+
+    def _updated(self, where: Where, update: Update, keys: pa.Table, view: View) -> pa.Table:
+        """Return the newest rows of `keys` that pass, with their new values, as rows to log."""
+        schema = self._context.schema
+        stored = look_up(self._context, keys, [name for name in schema.names if name != TOMBSTONE], view)
+        if stored.num_rows:
+            planned = plan(where.filter, schema, ())
+            asked = stored.select(planned.columns or self._key)
+            every = np.arange(stored.num_rows)
+            stored = stored.filter(pa.array(evaluate(where.filter, planned.sql, asked, every, len(every))))
+        rows = stored
+        for name, expression in update.expressions.items():
+            place, field = rows.schema.get_field_index(name), schema.field(name)
+            rows = rows.set_column(place, field, computed(name, expression, stored, field.type))
+        for name in update.values.column_names:
+            place, field = rows.schema.get_field_index(name), schema.field(name)
+            given = update.values.column(name).cast(field.type)
+            rows = rows.set_column(place, field, given.take(pa.array(np.zeros(rows.num_rows, dtype=np.int64))))
+        puts = pa.array(np.zeros(rows.num_rows, dtype=np.bool_))
+        return rows.append_column(schema.field(TOMBSTONE), puts).select(schema.names).cast(schema)

@@ -29,7 +29,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from memwal.flush.base.shape import Shape
-from memwal.ingest.engine.api.deletes import Where
+from memwal.ingest.engine.api.filter_writes import Where
 from memwal.ingest.engine.api.rows import Deletes, size_bound
 from memwal.ingest.engine.api.tokens import Ack, Token
 from memwal.ingest.engine.region.context import RegionContext

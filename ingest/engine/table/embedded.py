@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
@@ -18,9 +18,9 @@ import pyarrow as pa
 from memwal import wal
 from memwal.flush import BaseTable, CommitReport, Upsert
 from memwal.ingest.engine.api.arguments import keys_or_filter
-from memwal.ingest.engine.api.deletes import FilterDelete
+from memwal.ingest.engine.api.filter_writes import FilterWrite, Update, rows_of
+from memwal.ingest.engine.api.lancedb_forms import LanceDBForms
 from memwal.ingest.engine.api.missing import CallersColumns, Missing, missing_rule
-from memwal.ingest.engine.api.operations import Operations
 from memwal.ingest.engine.api.reads import Level
 from memwal.ingest.engine.api.rows import as_table
 from memwal.ingest.engine.api.tokens import Ack, Applied, Receipt, Token, TokenLike
@@ -51,7 +51,7 @@ from memwal.wal.parallel_map import AT_ONCE, each
 _LOG = logging.getLogger("memwal.table")
 
 
-class Table(LevelReads, Operations):
+class Table(LevelReads, LanceDBForms):
     """A Lance table with its regions, or some of them, claimed by this process.
 
     Thread safety. Every method from any thread.
@@ -170,9 +170,24 @@ class Table(LevelReads, Operations):
         """See `Operations.delete`."""
         self._refuse_if_closed()
         if (where := keys_or_filter(keys, filter)) is not None:
-            delete = FilterDelete(self, self.writes, where, self._context.clock)
+            delete = FilterWrite(self, self.writes, where, self._context.clock)
             return delete.run(token, durable=durable, timeout=timeout)
         return self.writes.delete(keys, Token.parse(token), durable=durable, timeout=timeout)
+
+    @translate_errors
+    def update(
+        self,
+        where: str | None = None,
+        values: Mapping[str, Any] | None = None,
+        *,
+        values_sql: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+    ) -> Receipt:
+        """See `Operations.update`."""
+        self._refuse_if_closed()
+        update = Update.of(values, values_sql, self.schema, self.key)
+        write = FilterWrite(self, self.writes, rows_of(where), self._context.clock, update)
+        return write.run(None, durable=True, timeout=timeout)
 
     @translate_errors
     def put_region(
@@ -228,6 +243,18 @@ class Table(LevelReads, Operations):
         self._refuse_if_closed()
         indexes.dropped(self._reader.base(), name, self._context.clock)
         indexes.followed(self.follow)
+
+    @translate_errors
+    def create_tag(self, name: str, version: int, *, replace: bool = False) -> None:
+        """See `Operations.create_tag`."""
+        self._refuse_if_closed()
+        indexes.tagged(self._reader.base(), name, version, replace=replace)
+
+    @translate_errors
+    def drop_tag(self, name: str) -> None:
+        """See `Operations.drop_tag`."""
+        self._refuse_if_closed()
+        indexes.tagged(self._reader.base(), name, None)
 
     @translate_errors
     def status(self) -> dict[str, Any]:

@@ -41,3 +41,20 @@ def added(base: flush.BaseTable, column: Any, kind: Any, parameters: Mapping[str
 def dropped(base: flush.BaseTable, name: Any, clock: Clock) -> None:
     """Drop an index, as `Table.drop_index`. Raises: as that method."""
     flush.drop_index(base, arguments.text("name", name, "embedding_idx"), clock)
+
+
+def tagged(base: flush.BaseTable, name: Any, version: Any, *, replace: bool = False) -> None:
+    """Create a tag, move it, or drop it (version None). Raises: as `Operations.create_tag`, `drop_tag`."""
+    name, tags = arguments.text("name", name, "release"), base.dataset.tags
+    known = flush.tags_of(base.dataset)
+    if version is None:
+        if name not in known:
+            raise Invalid(f"the tag {name!r} does not exist{suggestion(name, known) if known else '; there is none'}")
+        tags.delete(name)
+        return
+    number = arguments.whole("version", version, 1, arguments.ROWS_MAX)
+    if name in known and not replace:
+        raise Invalid(f"the tag {name!r} exists, at version {known[name]['version']}; give replace=True to move it")
+    if number not in {each["version"] for each in base.dataset.version_refs()}:
+        raise Invalid(f"version {number} is not kept; list_versions() has those that are")
+    (tags.update if name in known else tags.create)(name, number)

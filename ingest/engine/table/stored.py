@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from memwal import flush, wal
-from memwal.ingest.engine.api.operations import Operations
+from memwal.ingest.engine.api.lancedb_forms import LanceDBForms
 from memwal.ingest.engine.api.reads import Level
 from memwal.ingest.engine.changes.reader import StoredChanges
 from memwal.ingest.engine.read.levels import RegionView
@@ -23,7 +23,7 @@ from memwal.ingest.engine.table.pauses import Pauses
 from memwal.ingest.errors import translate_errors
 
 
-class StoredTable(LevelReads, Operations):
+class StoredTable(LevelReads, LanceDBForms):
     """Reads of one table from storage; the methods that write raise Invalid.
 
     Thread safety. Any thread. Errors. Only `ingest.errors` kinds.

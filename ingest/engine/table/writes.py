@@ -4,7 +4,7 @@ No region may write its part before all parts are valid, so rows for several reg
 caller that stops waiting withdraws the writes that no region has begun. A region finishes a write that it has begun,
 and the caller gets an unknown outcome; the call returns only when the region has its own copy of the rows.
 
-The steps of a delete by filter in these regions are here too; see `api.deletes`.
+The steps of a delete or update by filter in these regions are here too; see `api.filter_writes`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pyarrow as pa
 from memwal import flush
 from memwal.ingest.caller import LOOK_EVERY, Caller, expect_waiting, given_up, present
 from memwal.ingest.engine.api.arguments import seconds, yes_or_no
-from memwal.ingest.engine.api.deletes import Where
+from memwal.ingest.engine.api.filter_writes import Where
 from memwal.ingest.engine.api.keys import normalise_keys
 from memwal.ingest.engine.api.rows import Deletes, first_of_each_key, split_deletes
 from memwal.ingest.engine.api.tokens import Ack, Receipt, Token, check_rises
@@ -198,7 +198,7 @@ class TableWrites:
             for bucket, start, end in zip(present, starts, ends, strict=True)
         ]
 
-    # ---- steps of a delete by filter; see `api.deletes` --------------------------------------------------------------
+    # ---- steps of a delete or update by filter; see `api.filter_writes` --------------------------------------------
 
     @translate_errors
     def base_version(self) -> int:
@@ -207,8 +207,8 @@ class TableWrites:
 
     @translate_errors
     def piece(self, keys: Any, where: Where, *, durable: bool, token: Token | None, timeout: float | None) -> Receipt:
-        """Delete those of `keys` (as for `get`) whose newest row passes `where`, unless their region has applied
-        `token`.
+        """Delete or update those of `keys` (as for `get`) whose newest row passes `where`, unless their region has
+        applied `token`.
 
         The token is not recorded. The receipt's `skipped` counts the rows that stay. The call waits for loads past the
         log. Raises: as `Operations.put`.
@@ -219,7 +219,7 @@ class TableWrites:
         while flush.end_abandoned(context.store, self._reader.base, clock):
             expect_waiting()
             if clock.monotonic() - began >= patience:
-                raise Unavailable("a load into the table is under way; call the delete again when it has ended")
+                raise Unavailable("a load into the table is under way; call it again when it has ended")
             clock.sleep(min(_LOOK_EVERY, patience))
         left = None if timeout is None else max(0.001, timeout - (clock.monotonic() - began))
         return self.delete(keys, token, durable=durable, timeout=left, where=where)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator
 from functools import partial
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import pyarrow as pa
 
@@ -15,6 +15,7 @@ from memwal.ingest.engine.api.results import RowStream
 from memwal.ingest.errors import Invalid, MemWalError
 
 T = TypeVar("T")
+S = TypeVar("S", bound="AsyncRowStream | AsyncChanges")
 
 
 class Calls(Protocol):
@@ -23,6 +24,33 @@ class Calls(Protocol):
     def __call__(self, call: Callable[[], T], caller: Caller | None = None, /) -> Awaitable[T]:
         """Return the call's result. The call is abandoned if the await is cancelled or `caller` leaves."""
         ...
+
+
+class Opening(Coroutine[Any, Any, S], Generic[S]):
+    """A stream that is requested when it is awaited: `await table.scan()`, or `async for batch in table.scan()`."""
+
+    def __init__(self, opened: Coroutine[Any, Any, S]) -> None:
+        self._opened = opened
+
+    def __await__(self) -> Generator[Any, Any, S]:
+        return self._opened.__await__()
+
+    def send(self, value: Any) -> Any:
+        """See `Coroutine.send`."""
+        return self._opened.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        """See `Coroutine.throw`."""
+        return self._opened.throw(*error)
+
+    def close(self) -> None:
+        """See `Coroutine.close`."""
+        self._opened.close()
+
+    async def __aiter__(self) -> AsyncIterator[pa.RecordBatch]:
+        async with await self as stream:
+            async for batch in stream:
+                yield batch
 
 
 class AsyncRowStream:

@@ -7,6 +7,7 @@ Each method calls the synchronous method in a thread of its own (`ingest.threads
 from __future__ import annotations
 
 import asyncio
+import datetime
 import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
@@ -20,17 +21,21 @@ from weakref import WeakSet
 import pyarrow as pa
 
 from memwal.ingest.caller import Caller, carried
-from memwal.ingest.engine.api.operations import Operations
+from memwal.ingest.engine.api.lancedb_forms import ELSEWHERE, LanceDBForms
+from memwal.ingest.engine.api.reads import Reads
+from memwal.ingest.engine.api.versions import checked_out, newest
 from memwal.ingest.engine.table.public import method_of
 from memwal.ingest.errors import Invalid, translate_errors
-from memwal.ingest.service.client.async_streams import AsyncChanges, AsyncRowStream, Calls
+from memwal.ingest.service.client.async_streams import AsyncChanges, AsyncRowStream, Calls, Opening
 from memwal.ingest.service.client.connect import connect
 from memwal.ingest.service.client.remote import IN_FLIGHT_MAX
+from memwal.ingest.suggest import no_attribute
 from memwal.ingest.threads import CallThreads
 
 P = ParamSpec("P")
 R = TypeVar("R")
 S = TypeVar("S")
+M = TypeVar("M", bound=AsyncRowStream | AsyncChanges)
 T = TypeVar("T")
 
 AT_ONCE = 32
@@ -52,7 +57,7 @@ class _Awaited(Generic[P, S]):
             answer = await table._call(lambda of: method_of(of, name)(*args, **kwargs), writes=writes)  # noqa: SLF001
             return result(answer, table._read)  # noqa: SLF001
 
-        self._awaited = awaited
+        self.awaited = awaited
 
     @overload
     def __get__(self, table: None, owner: Any) -> Callable[Concatenate[AsyncTable, P], Coroutine[Any, Any, S]]: ...
@@ -61,7 +66,29 @@ class _Awaited(Generic[P, S]):
     def __get__(self, table: AsyncTable, owner: Any) -> Callable[P, Coroutine[Any, Any, S]]: ...
 
     def __get__(self, table: AsyncTable | None, owner: Any) -> Any:
-        return self._awaited if table is None else MethodType(self._awaited, table)
+        return self.awaited if table is None else MethodType(self.awaited, table)
+
+
+class _Streamed(Generic[P, M]):
+    """As `_Awaited`, for a method whose result is a stream."""
+
+    def __init__(self, method: Callable[Concatenate[Any, P], R], result: Callable[[R, Calls], M]) -> None:
+        awaited = _Awaited(method, result, writes=False).awaited
+
+        @wraps(method)
+        def opening(table: AsyncTable, /, *args: P.args, **kwargs: P.kwargs) -> Opening[M]:
+            return Opening(awaited(table, *args, **kwargs))
+
+        self._opening = opening
+
+    @overload
+    def __get__(self, table: None, owner: Any) -> Callable[Concatenate[AsyncTable, P], Opening[M]]: ...
+
+    @overload
+    def __get__(self, table: AsyncTable, owner: Any) -> Callable[P, Opening[M]]: ...
+
+    def __get__(self, table: AsyncTable | None, owner: Any) -> Any:
+        return self._opening if table is None else MethodType(self._opening, table)
 
 
 def _reading(method: Callable[Concatenate[Any, P], R]) -> _Awaited[P, R]:
@@ -70,10 +97,6 @@ def _reading(method: Callable[Concatenate[Any, P], R]) -> _Awaited[P, R]:
 
 def _writing(method: Callable[Concatenate[Any, P], R]) -> _Awaited[P, R]:
     return _Awaited(method, _as_it_is, writes=True)
-
-
-def _streaming(method: Callable[Concatenate[Any, P], R], kind: Callable[[R, Calls], S]) -> _Awaited[P, S]:
-    return _Awaited(method, kind, writes=False)
 
 
 def _as_it_is(answer: R, _: Calls) -> R:
@@ -93,32 +116,47 @@ class AsyncTable:
     Errors. Only `ingest.errors` kinds, raised by the await; a call after `close`: Invalid.
     """
 
-    def __init__(self, table: Operations) -> None:
+    def __init__(self, table: LanceDBForms) -> None:
         """Use `memwal.connect_async` instead."""
         self._table = table
         self._reads, self._writes = CallThreads("async-read", AT_ONCE), CallThreads("async-write", AT_ONCE)
         self._callers: WeakSet[Caller] = WeakSet()
         self._process, self._closed = os.getpid(), False
 
-    put = _writing(Operations.put)
-    delete = _writing(Operations.delete)
-    get = _reading(Operations.get)
-    scan = _streaming(Operations.scan, AsyncRowStream)
-    count = _reading(Operations.count)
-    facets = _reading(Operations.facets)
-    search = _reading(Operations.search)
-    match = _reading(Operations.match)
-    hybrid = _reading(Operations.hybrid)
-    candidates = _reading(Operations.candidates)
-    sql = _streaming(Operations.sql, AsyncRowStream)
-    changes = _streaming(Operations.changes, AsyncChanges)
-    changes_position = _reading(Operations.changes_position)
-    create_index = _writing(Operations.create_index)
-    drop_index = _writing(Operations.drop_index)
-    list_indexes = _reading(Operations.list_indexes)
-    flush = _writing(Operations.flush)
-    commit = _writing(Operations.commit)
-    status = _reading(Operations.status)
+    put = _writing(LanceDBForms.put)
+    delete = _writing(LanceDBForms.delete)
+    update = _writing(LanceDBForms.update)
+    get = _reading(LanceDBForms.get)
+    scan = _Streamed(LanceDBForms.scan, AsyncRowStream)
+    count = _reading(LanceDBForms.count)
+    facets = _reading(LanceDBForms.facets)
+    search = _reading(Reads.search)
+    match = _reading(LanceDBForms.match)
+    hybrid = _reading(LanceDBForms.hybrid)
+    candidates = _reading(LanceDBForms.candidates)
+    sql = _Streamed(LanceDBForms.sql, AsyncRowStream)
+    changes = _Streamed(LanceDBForms.changes, AsyncChanges)
+    changes_position = _reading(LanceDBForms.changes_position)
+    create_index = _writing(LanceDBForms.create_index)
+    drop_index = _writing(LanceDBForms.drop_index)
+    list_indexes = _reading(LanceDBForms.list_indexes)
+    list_versions = _reading(LanceDBForms.list_versions)
+    list_tags = _reading(LanceDBForms.list_tags)
+    create_tag = _writing(LanceDBForms.create_tag)
+    drop_tag = _writing(LanceDBForms.drop_tag)
+    flush = _writing(LanceDBForms.flush)
+    commit = _writing(LanceDBForms.commit)
+    status = _reading(LanceDBForms.status)
+    add = _writing(LanceDBForms.add)
+    head = _reading(LanceDBForms.head)
+    to_arrow = _reading(LanceDBForms.to_arrow)
+    to_pandas = _reading(LanceDBForms.to_pandas)
+    to_polars = _reading(LanceDBForms.to_polars)
+    count_rows = _reading(LanceDBForms.count_rows)
+    create_fts_index = _writing(LanceDBForms.create_fts_index)
+    create_scalar_index = _writing(LanceDBForms.create_scalar_index)
+    list_indices = _reading(LanceDBForms.list_indices)
+    optimize = _writing(LanceDBForms.optimize)
 
     @property
     def schema(self) -> pa.Schema:
@@ -129,6 +167,14 @@ class AsyncTable:
     def key(self) -> tuple[str, ...]:
         """Key columns; () for a table without a key."""
         return self._table.key
+
+    async def checkout(self, version: int | str | datetime.datetime) -> None:
+        """Let all reads of this object show one version of the base table; see `Table.checkout`."""
+        self._table = await self._call(lambda table: checked_out(table, version))
+
+    async def checkout_latest(self) -> None:
+        """Let reads show the newest rows again."""
+        self._table = newest(self._table)
 
     async def close(self) -> None:
         """Close the connections; the daemons keep running. Pending calls end with an error."""
@@ -148,12 +194,15 @@ class AsyncTable:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    def __getattr__(self, name: str) -> Any:
+        raise no_attribute("an asynchronous table", type(self), name, ELSEWHERE)
+
     def __repr__(self) -> str:
         return repr(self._table).replace(type(self._table).__name__, type(self).__name__, 1)
 
     # ---- inside --------------------------------------------------------------------------------------------------
 
-    async def _call(self, call: Callable[[Operations], T], *, writes: bool = False) -> T:
+    async def _call(self, call: Callable[[LanceDBForms], T], *, writes: bool = False) -> T:
         return await self._made(lambda: call(self._table), self._writes if writes else self._reads, Caller())
 
     async def _read(self, call: Callable[[], T], caller: Caller | None = None, /) -> T:

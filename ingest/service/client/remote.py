@@ -8,6 +8,7 @@ per region (`open_stream`), so that each region applies its part of a micro-batc
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,13 +21,13 @@ import pyarrow as pa
 
 from memwal.flush import CommitReport
 from memwal.ingest import tracing
-from memwal.ingest.engine.api.arguments import check_encoding, keys_or_filter, seconds, yes_or_no
+from memwal.ingest.engine.api.arguments import check_encoding, keys_or_filter, seconds, text, yes_or_no
 from memwal.ingest.engine.api.changes import ChangesRequest, Piece, Position, unpacked
-from memwal.ingest.engine.api.deletes import FilterDelete, Where
 from memwal.ingest.engine.api.explanation import Watch, heard
+from memwal.ingest.engine.api.filter_writes import FilterWrite, Update, Where, rows_of
 from memwal.ingest.engine.api.keys import normalise_keys
+from memwal.ingest.engine.api.lancedb_forms import LanceDBForms
 from memwal.ingest.engine.api.missing import CallersColumns, Missing, missing_rule
-from memwal.ingest.engine.api.operations import Operations
 from memwal.ingest.engine.api.reads import READS, check_level
 from memwal.ingest.engine.api.rows import as_table, size_bound
 from memwal.ingest.engine.api.tokens import Applied, HighestTokens, Receipt, Token, TokenLike
@@ -62,7 +63,7 @@ class _Sent(NamedTuple):
     explain: Watch | None
 
 
-class RemoteTable(Operations):
+class RemoteTable(LanceDBForms):
     """A table served by daemons.
 
     Thread safety. Every method from any thread. Errors. Only `ingest.errors` kinds.
@@ -150,11 +151,28 @@ class RemoteTable(Operations):
     ) -> Receipt:
         """See `Operations.delete`. Repeated as a put is; a delete by filter, piece by piece."""
         if (where := keys_or_filter(keys, filter)) is not None:
-            version = partial(self._of_first, "base_version", {})
-            deletes = RoutedDeletes(self._write, self._record, lambda: int(self._patiently(version, READ_TIMEOUT)))
-            return FilterDelete(self, deletes, where, self.clock).run(token, durable=durable, timeout=timeout)
+            return FilterWrite(self, self._pieces, where, self.clock).run(token, durable=durable, timeout=timeout)
         request = {"op": "write", "delete": True, "durable": yes_or_no("durable", durable)}
         return self._write(normalise_keys(keys, self.schema, self.key), request, Token.parse(token), timeout)
+
+    @translate_errors
+    def update(
+        self,
+        where: str | None = None,
+        values: Mapping[str, Any] | None = None,
+        *,
+        values_sql: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+    ) -> Receipt:
+        """See `Operations.update`. A piece that may have been applied is not repeated."""
+        update = Update.of(values, values_sql, self.schema, self.key)
+        write = FilterWrite(self, self._pieces, rows_of(where), self.clock, update)
+        return write.run(None, durable=True, timeout=timeout)
+
+    @property
+    def _pieces(self) -> RoutedFilterWrites:
+        version = partial(self._of_first, "base_version", {})
+        return RoutedFilterWrites(self._write, self._record, lambda: int(self._patiently(version, READ_TIMEOUT)))
 
     @translate_errors
     def open_stream(
@@ -235,6 +253,35 @@ class RemoteTable(Operations):
         """See `Operations.list_indexes`."""
         listed: list[dict[str, Any]] = self._patiently(partial(self._of_first, "indexes", {}), READ_TIMEOUT)
         return listed
+
+    @translate_errors
+    def list_versions(self) -> list[dict[str, Any]]:
+        """See `Operations.list_versions`."""
+        return [
+            {"version": version, "timestamp": datetime.datetime.fromtimestamp(seconds, datetime.UTC)}
+            for version, seconds in self._versions()["versions"]
+        ]
+
+    @translate_errors
+    def list_tags(self) -> dict[str, int]:
+        """See `Operations.list_tags`."""
+        return dict(self._versions()["tags"])
+
+    @translate_errors
+    def create_tag(self, name: str, version: int, *, replace: bool = False) -> None:
+        """See `Operations.create_tag`."""
+        request = {"name": text("name", name, "release"), "version": version, "replace": replace}
+        self._patiently(partial(self._of_first, "tag", request), READ_TIMEOUT, repeatable=replace)
+
+    @translate_errors
+    def drop_tag(self, name: str) -> None:
+        """See `Operations.drop_tag`."""
+        request = {"name": text("name", name, "release")}
+        self._patiently(partial(self._of_first, "tag", request), READ_TIMEOUT, repeatable=False)
+
+    def _versions(self) -> dict[str, Any]:
+        answer: dict[str, Any] = self._patiently(partial(self._of_first, "versions", {}), READ_TIMEOUT)
+        return answer
 
     @translate_errors
     def status(self) -> dict[str, Any]:
@@ -334,11 +381,11 @@ class RemoteTable(Operations):
                 self._describe({}, PROBE_TIMEOUT)
 
     def _write(self, rows: pa.Table, request: dict[str, Any], token: Token | None, timeout: float | None) -> Receipt:
-        """Send `rows` to their owners. `request`: of the op "write" or "delete", without token and timeout."""
+        """Send `rows` to their owners. `request`: of the op "write", "delete" or "update", without token, timeout."""
         timeout = seconds("timeout", timeout)
         request = {**request, "token": None if token is None else str(token), "timeout": timeout}
         limit, grace = (WRITE_TIMEOUT, 0.0) if timeout is None else (timeout, ANSWER_TIMEOUT)
-        checked = request["op"] == "delete" or self._rising.rises(token)
+        checked = request["op"] != "write" or self._rising.rises(token)
         write = RoutedWrite(self.router, lambda: self.splitter, rows, request, grace, may_go_down=not checked)
         with self._in_flight.of(size_bound(rows), limit):
             try:
@@ -435,7 +482,7 @@ class RemoteTable(Operations):
         return found if columns is None else found.select([*dict.fromkeys(columns)])
 
 
-# ---- changes, and deletes by filter: `api.changes` and `api.deletes` have the algorithms ----------------------------
+# ---- changes, and writes by filter: `api.changes` and `api.filter_writes` have the algorithms -----------------------
 
 
 Ask = Callable[[Callable[[Connection, float], Any]], Any]
@@ -462,14 +509,14 @@ class RemoteChanges:
 
 
 @dataclass(frozen=True, slots=True)
-class RoutedDeletes:
+class RoutedFilterWrites:
     """Sends pieces of keys, and tokens, to the owners of their regions. Each of the given senders retries.
 
     Thread safety. One thread.
     """
 
     write: Callable[[pa.Table, dict[str, Any], Token | None, float | None], Receipt]
-    """Sends a request of the op "delete"."""
+    """Sends a request of the op "delete" or "update"."""
     send_record: Callable[[Token, bool, float | None], Iterable[Mapping[str, int]]]
     """Sends the operation "record"."""
     base_version: Callable[[], int]
@@ -478,8 +525,11 @@ class RoutedDeletes:
     def piece(
         self, keys: pa.Table, where: Where, *, durable: bool, token: Token | None, timeout: float | None
     ) -> Receipt:
-        """Delete those of `keys` whose newest row passes `where`. Raises: errors of `RemoteTable.put`."""
+        """Delete or update those of `keys` whose newest row passes `where`. Raises: errors of `RemoteTable.put`."""
         request = {"op": "delete", "filter": where.filter, "version": where.version, "durable": durable}
+        if where.update is not None:
+            request |= {"op": "update", "expressions": dict(where.update.expressions)}
+            keys = where.update.beside(keys)
         return self.write(keys, request, token, timeout)
 
     def record(self, token: Token, *, durable: bool, timeout: float | None) -> dict[str, int]:

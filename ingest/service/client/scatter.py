@@ -167,9 +167,12 @@ class Splitter:
         once = first_of_each_key(conformed, self._key, refuse=self._on_duplicate == "fail")
         return conformed if once.all() else conformed.filter(pa.array(once))
 
-    def checked_keys(self, keys: pa.Table) -> pa.Table:
-        """Check the keys of a delete and return them. Raises: InvalidRows or Invalid."""
-        self._checker.check_keys(keys)
+    def checked_keys(self, keys: pa.Table, *, and_values: bool = False) -> pa.Table:
+        """Check the keys of a delete, or (`and_values`) those beside the values of an update, and return all columns.
+
+        Raises: InvalidRows or Invalid.
+        """
+        self._checker.check_keys(keys.select(self._key) if and_values else keys)
         return keys
 
     def buckets(self, rows: pa.Table) -> npt.NDArray[np.int32]:

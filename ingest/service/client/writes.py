@@ -50,9 +50,9 @@ class RoutedWrite:
     ) -> None:
         """Prepare a write of `rows`.
 
-        `request`: of the op "write" or "delete", for all parts. `grace`: seconds to wait for an answer beyond the
-        call's timeout. `may_go_down`: the token's number may be below an earlier one of its name, so the regions are
-        asked first.
+        `request`: of the op "write", "delete" or "update", for all parts. `grace`: seconds to wait for an answer beyond
+        the call's timeout. `may_go_down`: the token's number may be below an earlier one of its name, so the regions
+        are asked first.
         """
         self._may_go_down = may_go_down
         self._router, self._splitter, self._request, self._grace = router, splitter, request, grace
@@ -160,8 +160,9 @@ class RoutedWrite:
     def _bucketed(self, rows: pa.Table, splitter: Splitter) -> tuple[pa.Table, npt.NDArray[np.int32]]:
         """Return rows and their buckets. Rows are checked before the first split."""
         if not self._checked:
-            deletes = self._request["op"] == "delete" or self._request["delete"]
-            rows = splitter.checked_keys(rows) if deletes else splitter.checked(rows)
+            op = self._request["op"]
+            deletes = op != "write" or self._request["delete"]
+            rows = splitter.checked_keys(rows, and_values=op == "update") if deletes else splitter.checked(rows)
             self._checked = True
         return rows, splitter.buckets(rows)
 

@@ -64,7 +64,7 @@ def reads(handle: Handler) -> dict[str, Operation]:
     operations = {}
     for name, kind in READS.items():
         _, *arguments = signature(getattr(Reads, name)).parameters  # without self
-        takes = " ".join(("regions", "routing", *arguments))
+        takes = " ".join(("regions", "routing", "at", *arguments))
         operations[name] = Operation("read", handle, takes, kind.sends, bounded=True, traced=True)
     return operations
 
@@ -82,5 +82,5 @@ def span_of(operation: Operation, request: Mapping[str, Any]) -> AbstractContext
         told = {"rows": request["rows"].num_rows, "bytes": request["rows"].nbytes}
         if name == "put":
             told |= {"region": request["region"], "batch_id": request["sequence"]}
-        name = "delete" if name == "delete" or request.get("delete") else "put"
+        name = "delete" if request.get("delete") else "put" if name in ("put", "write") else name
     return tracing.span(f"memwal.daemon.{name}", "SERVER", **told)

@@ -7,7 +7,8 @@ the operation. `FlightService.operations` is the table of operations, with the r
     scan, match, count, facets {"regions", …}   the other reads; a scan streams its rows
     changes {"since", "until", "images", "columns"}   the next changes, of all regions, whoever owns them; the metadata
         `memwal:changes` of the schema has {"position", "more"}
-    changes_position {"at"}, base_version, status, indexes
+    changes_position {"at"}, base_version, versions, status, indexes
+    tag {"name", "version", "replace"}   names a version; without "version", drops the name
     applied {"producer", "regions", "routing", "logged"}   the highest number that every region, that any region has
         applied, or logged
     put {"region", "producer", "sequence", "routing", "rows", "nulls"}   "rows" rows of one region, all or none (the
@@ -15,6 +16,7 @@ the operation. `FlightService.operations` is the table of operations, with the r
     write {"delete", "durable", "token", "timeout", "nulls"}   rows or keys of any number of regions; with "routing" if
         the sender has split them itself
     delete {"filter", "version", "durable", "token", "timeout"}   keys, deleted if their row passes
+    update {…, "expressions"}   as delete, but sets columns, whose new values are beside the keys, or SQL expressions
     record {"token", "durable", "regions", "routing"}   records the token as applied in each region
     flush {"regions", "routing"}             these regions, or without them all regions here
     commit, create_index {"column", "kind", "parameters"}, drop_index {"name"}   for all regions
@@ -39,6 +41,7 @@ Settings of [daemon] limit calls: `calls_max`, `message_max`, `put_max`, `query_
 `protocol`, `needs`, on all: the caller's version, and the fields that the daemon must know (`ingest.protocol`); the
 daemon ignores other unknown fields.
 `regions`: ids of the regions to read. Without it the read covers all regions, and this daemon must own all of them.
+`at`, on reads: the version of the base table to read, whoever owns the regions.
 With it `routing`: the version that the caller knows, since another routing has other rows under the same ids.
 """
 
@@ -57,9 +60,10 @@ import pyarrow.flight as flight
 
 from memwal.ingest import protocol, tracing
 from memwal.ingest.caller import Caller
+from memwal.ingest.engine.api.arguments import ROWS_MAX, whole
 from memwal.ingest.engine.api.changes import ChangesRequest, packed
-from memwal.ingest.engine.api.deletes import Where
 from memwal.ingest.engine.api.explanation import Explanation
+from memwal.ingest.engine.api.filter_writes import Update, Where
 from memwal.ingest.engine.api.reads import Reads
 from memwal.ingest.engine.api.results import RowStream
 from memwal.ingest.engine.api.tokens import Token
@@ -244,7 +248,18 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         """Return the reads of the regions that `request` names, and remove `regions` and `routing` from it."""
         regions, routing, table = request.pop("regions", None), request.pop("routing", None), self.table
         expect_routing(table.base.uri, routing, table.base.routing_version)
+        if (version := request.pop("at", None)) is not None:
+            return table.at(whole("at", version, 1, ROWS_MAX))
         return table if regions is None else table.only([UUID(region) for region in regions])
+
+    def _versions(self, _: dict[str, Any]) -> dict[str, Any]:
+        versions = [[each["version"], each["timestamp"].timestamp()] for each in self.table.list_versions()]
+        return {"versions": versions, "tags": self.table.list_tags()}
+
+    def _tag(self, request: dict[str, Any]) -> None:
+        if (version := request.get("version")) is None:
+            return self.table.drop_tag(request["name"])
+        return self.table.create_tag(request["name"], version, replace=bool(request.get("replace")))
 
     def _changes(self, request: dict[str, Any]) -> pa.Table:
         return packed(self.table.stored_changes.piece(ChangesRequest.of_json(request)))
@@ -262,9 +277,12 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
             "durable": request["durable"],
             "timeout": request.get("timeout"),
         }
-        if request["op"] == "delete":
-            where = Where(fields.given(request, "filter"), fields.given(request, "version"))
-            return asdict(table.writes.piece(rows, where, **options))
+        if request["op"] != "write":
+            update, key = None, list(table.key)
+            if request["op"] == "update":
+                update = Update.sent(rows, fields.given(request, "expressions"), table.schema, key)
+            where = Where(fields.given(request, "filter"), fields.given(request, "version"), update)
+            return asdict(table.writes.piece(rows if update is None else rows.select(key), where, **options))
         if request["delete"]:
             return asdict(table.delete(rows, **options))
         return asdict(table.put_of_client(rows, fields.names(request, "nulls"), **options))
@@ -335,6 +353,8 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         "changes": Operation("read", _changes, "since until images columns", bounded=True),
         "changes_position": Operation("read", lambda self, asked: self.table.changes_position(asked["at"]), "at"),
         "base_version": Operation("read", lambda self, _: self.table.writes.base_version()),
+        "versions": Operation("read", _versions),
+        "tag": Operation("write", _tag, "name version replace", traced=True),
         "status": Operation("read", _status),
         "indexes": Operation("read", lambda self, _: self.table.list_indexes()),
         "applied": Operation("read", _applied, "producer regions routing logged"),
@@ -343,6 +363,9 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         "put": Operation("write", _put, "region producer sequence routing rows nulls", "rows", traced=True),
         "write": Operation("write", _write, "delete durable token timeout routing nulls", "rows", traced=True),
         "delete": Operation("write", _write, "filter version durable token timeout routing", "rows", traced=True),
+        "update": Operation(
+            "write", _write, "filter version expressions durable token timeout routing", "rows", traced=True
+        ),
         "record": Operation("write", _record, "token durable regions routing", traced=True),
         "flush": Operation("admin", _flush, "regions routing", counted=False, audited=True, traced=True),
         "commit": Operation(

@@ -13,11 +13,12 @@ pickle. Its offsets are positions of the feed.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NoReturn
+from typing import Any
 from uuid import UUID
 
 import pyarrow as pa
@@ -45,16 +46,16 @@ from memwal.ingest.spark.connector.options import (
     opened_table,
     resolved,
 )
-from memwal.ingest.spark.connector.writer import MemWalStreamWriter
+from memwal.ingest.spark.connector.writer import MemWalStreamWriter, MemWalWriter
 from memwal.ingest.spark.schema import spark_type
 from memwal.ingest.spark.task import source_edge
 
 FORMAT = "memwal"
-_WRITES = "use df.writeStream, or memwal.connect(uri).put(rows, token=…)"
 ROWS_PER_BATCH = 65_536
 """Maximum rows of an Arrow batch. Spark copies the rows of a batch one by one, so this limits memory only."""
 BYTES_PER_PARTITION = 256 << 20
 Offset = dict[str, Any]
+_OF_CATALOG, _OPTIONS = ("location", "owner", "provider"), "memwal.options"
 _START = "start"
 """Field in the end of the first micro-batch: the position where that micro-batch begins.
 
@@ -98,12 +99,12 @@ class MemWalSource(spark.DataSource):
             self._follows_columns = changes.columns is None
             return schema_of_changes(changes)
         options = ReadOptions.of(self._given)
-        return schema_of_columns(self._captured(options).schema, options.columns)
+        return self._given.kept_in(schema_of_columns(self._captured(options).schema, options.columns))
 
     @translate_errors
     def reader(self, schema: StructType) -> spark.DataSourceReader:
         """Return a reader of the columns in `schema`. Captures the moment if the user gave the schema."""
-        options = ReadOptions.of(self._given)
+        options = ReadOptions.of(self._given or kept(schema))
         moment = self._captured(options)
         expect_types(schema, moment.schema)
         return MemWalReader(moment.pinned, options, schema)
@@ -118,10 +119,13 @@ class MemWalSource(spark.DataSource):
         return MemWalStreamReader(ChangeOptions.of(self._given), schema, follows_columns=self._follows_columns)
 
     @translate_errors
-    def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
-        """Raise Invalid: tables are written by name in streams only."""
-        del schema, overwrite
-        raise Invalid(f"tables are written by name in streams only; {_WRITES}")
+    def writer(self, schema: StructType, overwrite: bool) -> spark.DataSourceWriter:
+        """Return a writer of one frame. Raises: Invalid, Unavailable."""
+        if overwrite:
+            raise Invalid(
+                'mode "overwrite" replaces the table; delete its rows by table.delete(filter="true"), and append'
+            )
+        return MemWalWriter(WriteOptions.of(self._given or kept(schema)), schema.names)
 
     @translate_errors
     def streamWriter(self, schema: StructType, overwrite: bool) -> spark.DataSourceStreamWriter:  # noqa: N802 - Spark's name
@@ -140,13 +144,32 @@ class _Given(dict[str, str]):
     """Options as given. `repr` shows no value, since a value may be a secret."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
-        super().__init__((name.lower(), text) for name, text in options.items())
+        given = {name.lower(): text for name, text in options.items()}
+        self._in_catalog = "provider" in given
+        if self._in_catalog:  # CREATE TABLE adds names, and a copy of each option, and makes an address of a path
+            given = {name: text for name, text in given.items() if name not in _OF_CATALOG and "option." not in name}
+            given["path"] = given.get("path", "").removeprefix("file:")
+        super().__init__(given)
+
+    def kept_in(self, schema: StructType) -> StructType:
+        """Return the columns of a table that CREATE TABLE defines, with the options.
+
+        Spark gives the options of a table in a catalog to no read and no write, but the columns with their metadata.
+        """
+        if self._in_catalog:
+            schema.fields[0].metadata = {**schema.fields[0].metadata, _OPTIONS: json.dumps(dict(self))}
+        return schema
 
     def __repr__(self) -> str:
         return f"<options {', '.join(self)}>"
 
     def __reduce__(self) -> tuple[object, ...]:
         return _Given, (dict(self),)
+
+
+def kept(schema: StructType) -> _Given:
+    """Return the options that `_Given.kept_in` has put into the columns of a table in a catalog."""
+    return _Given(json.loads(next((field.metadata[_OPTIONS] for field in schema if _OPTIONS in field.metadata), "{}")))
 
 
 @dataclass

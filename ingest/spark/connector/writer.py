@@ -1,4 +1,4 @@
-"""`df.writeStream.format("memwal")`: tasks stage rows, the driver sends them. The README has the steps.
+"""`df.writeStream.format("memwal")`, `df.write`: tasks stage rows, the driver sends them. The README has the steps.
 
 Spark creates a `MemWalStreamWriter` for each micro-batch in a Python worker on the driver's machine, sends it to
 executors as a pickle, and creates another one on the driver for the commit. Only the messages of the tasks survive.
@@ -23,12 +23,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from memwal import wal
 from memwal.ingest.engine.api.missing import OPTION
 from memwal.ingest.engine.table.owner_notes import NotesFinder
-from memwal.ingest.errors import Invalid, Unavailable, translate_errors
+from memwal.ingest.errors import Unavailable, translate_errors
 from memwal.ingest.spark.connector.options import WriteOptions, opened_table, resolved
 from memwal.ingest.spark.sink.receipts import refuse_older
 from memwal.ingest.spark.sink.route import RouteTask
@@ -97,12 +97,15 @@ class MemWalStreamWriter(DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedRows:
         """Stage the rows of a partition, on an executor. Raises: Invalid with the place of a refused row."""
         context: Any = TaskContext.get()
-        partition, query = context.partitionId(), context.getLocalProperty(_QUERY)
+        return self.staged(iterator, context.getLocalProperty(_QUERY))
+
+    def staged(self, rows: Iterator[pa.RecordBatch], query: str) -> StagedRows:
+        """Stage the rows of this task, for the token `query`. Raises: as `write`."""
+        context: Any = TaskContext.get()
+        partition = context.partitionId()
         with source_edge():
-            if not query:
-                raise Invalid("rows are written by name in streams only: use df.writeStream")
             task = StageTask(RouteTask(self._uri, self._options.storage, self._routing), self._store(), partition)
-            return StagedRows(query, partition, self._routing, task.stage(iterator))
+            return StagedRows(query, partition, self._routing, task.stage(rows))
 
     @translate_errors
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
@@ -115,7 +118,7 @@ class MemWalStreamWriter(DataSourceStreamArrowWriter):
             nulls_of(*self._columns, known=self._known, missing=self._options.missing, form=OPTION)
         staged = [each for message in told for each in message.staged]
         if len(told) < len(messages):
-            raise Unavailable("Spark has lost the message of a task; start the query again, it replays the micro-batch")
+            raise Unavailable("Spark has lost the message of a task; start the query, or the write, again")
         if not staged:
             return
         if any(message.routing != self._routing for message in told):
@@ -160,6 +163,32 @@ class MemWalStreamWriter(DataSourceStreamArrowWriter):
 
     def _store(self) -> wal.ObjectStore:
         return _opened_store(self._uri, self._options.storage)
+
+
+class MemWalWriter(DataSourceArrowWriter):
+    """Writes one frame into a table: `df.write.format("memwal").mode("append").save(uri)`.
+
+    It is written like one micro-batch of a query of its own: each region applies all its rows or none, however often
+    Spark repeats a task. Spark does not repeat a write that failed; the caller does, and its rows are put again.
+    Thread safety. One thread. Raises: `ingest.errors` kinds, which Spark wraps.
+    """
+
+    def __init__(self, options: WriteOptions, columns: Sequence[str]) -> None:
+        """As `MemWalStreamWriter`."""
+        self._writer = MemWalStreamWriter(options, columns)
+        self._query = f"write-{wal.SystemIds().entry_id()}"
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedRows:
+        """Stage the rows of a partition, on an executor. Raises: Invalid with the place of a refused row."""
+        return self._writer.staged(iterator, self._query)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Send the staged rows of all tasks, on the driver; return when they are durable. Raises: as of a stream."""
+        self._writer.commit(messages, 0)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Delete the staged rows of these tasks."""
+        self._writer.abort(messages, 0)
 
 
 def _by_partition(messages: Sequence[WriterCommitMessage | None]) -> list[StagedRows]:
