@@ -200,7 +200,7 @@ def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--samples", type=int, default=SAMPLES, help="lines printed (%(default)s)")
     parser.add_argument("--index", choices=INDEXES, nargs="*", default=list(INDEXES), help="indexes of the table (all)")
     parser.add_argument(
-        "--settle", type=float, default=0.0, help="then wait so many seconds, and print the number of files once more"
+        "--settle", type=float, default=0.0, help="seconds to wait after the last put before a final count of the files"
     )
     parser.add_argument("--json", action="store_true", help="one JSON object per sample")
     parser.add_argument("--workdir", type=Path, help="where the table is put meanwhile")

@@ -106,7 +106,7 @@ def _lines(config: Path, files: Sequence[InputFile], rows: pa.Table) -> Iterator
         yield "\n[table.indexes]"
         yield from lines
     if of_table:
-        yield "\n# [source] # Kafka, files or another source of Spark; the table is there, `memwal init` sets it up"
+        yield "\n# The table exists: `memwal init` sets it up for ingestion. [source] names a source of Spark."
         return
     yield "\n[source] # every file that appears in path, once"
     yield f"format = {toml_value({'ndjson': 'json'}.get(first.format, first.format))}"

@@ -41,7 +41,7 @@ CELL_WIDTH = 40
 ROWS_PER_PART = 500
 """Rows that are converted and printed together; a table lays out its columns for these rows."""
 TEXT_MIN, GAP, EDGES = 12, 2, 3
-"""Characters to which a text is cut at most, between two columns, and beside the first and the last."""
+"""In characters: minimum width of a column whose texts are cut, gap between two columns, and both edges together."""
 _WHOLE = 1 << 20
 """Characters of a value in a block."""
 LISTED = 3

@@ -65,7 +65,7 @@ def _answer(call: Call, table: Readable, query: str, print_query: _Print, *, ver
         rows, left_out = print_query(table, query, vertical)
     except KeyboardInterrupt:
         call.console.note("interrupted")
-    except Exception as error:  # noqa: BLE001 - the shell goes on after any error
+    except Exception as error:  # noqa: BLE001 - an error does not end the shell
         found = error if isinstance(error, MemWalError) else classify(error)
         for line in lines_of(found):
             print(f"memwal: {line}", file=sys.stderr)

@@ -24,8 +24,8 @@ BATCHES, SAMPLES = 1800, 8
 DESCRIPTORS, THREADS = 40, 40
 """Allowed fluctuations: files that are read at that moment, and Lance's threads for blocking calls."""
 SETTLE, FILES = 8, 700
-"""Seconds after the last put in which everything is collected that may be, and the most files that remain then: about
-400. While rows are put, the files of some seconds wait for their collection, more on a faster machine.
+"""Seconds to wait after the last put, so that the collector finishes, and the maximum number of files then (usually
+about 400). While rows are put, a faster machine has more files that wait for their collection.
 """
 
 

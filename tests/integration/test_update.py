@@ -192,3 +192,17 @@ def test_a_table_without_a_key_has_no_updates(tmp_path: Any) -> None:
         table.put([{"a": 1}])
         with raises(memwal.Invalid):
             table.update(values={"a": 2})
+
+
+def test_the_version_of_a_row_is_not_updated(tmp_path: Any) -> None:
+    """Otherwise an update could let an older row replace a newer one."""
+    schema = {"id": "int64", "at": "int64", "n": "int64"}
+    settings = {"table": {"version": "at"}}
+    with memwal.open(tmp_path / "t.lance", schema=schema, key="id", settings=settings) as table:
+        table.put([{"id": 1, "at": 5, "n": 1}])
+        for values, computed in (({"at": 1}, None), (None, {"at": "at - 4"})):
+            with raises(memwal.Invalid):
+                table.update(None, values, values_sql=computed)
+        assert table.update(values={"n": 2}).rows == 1
+        table.put([{"id": 1, "at": 4, "n": 9}])
+        assert stored(table, "at", "n") == {1: (5, 2)}

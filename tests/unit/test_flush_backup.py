@@ -309,7 +309,7 @@ BEFORE = StoreFault(frozenset({"put_if_absent", "put", "delete", "list", "descri
 
 
 def kills_of(work: Callable[[FaultyStore], Any], store: ObjectStore, root: Path) -> list[tuple[Call, StoreFault]]:
-    """Return kills of `work` at calls of the store, one for each state in which it leaves the files below `root`."""
+    """Return the calls at which to kill `work`: one for each state of the files below `root` that it passes."""
     work(watched := WatchedStore(store, root))
     kills = watched.kills(lambda call: call.method in BEFORE.calls)
     return [(call, AFTER if comes_after else BEFORE) for call, comes_after in kills]

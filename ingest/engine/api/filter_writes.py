@@ -88,7 +88,7 @@ class Update:
                 raise Invalid(f"update(): column {name!r}: {error}") from None
 
     def beside(self, keys: pa.Table) -> pa.Table:
-        """Return `keys` with the new values as further columns, the form in which a client sends them."""
+        """Return `keys` with the new values as further columns. A client sends an update in this form."""
         every = pa.array(np.zeros(keys.num_rows, dtype=np.int64))
         for name in self.values.column_names:
             keys = keys.append_column(name, self.values.column(name).take(every))

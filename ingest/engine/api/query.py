@@ -66,7 +66,7 @@ class Query:
         self._reranker: Any = None
         if isinstance(query, str):
             if kind == "vector":
-                raise Invalid("a text is no vector, and memwal computes no embeddings; compute it, and search(vector)")
+                raise Invalid("memwal does not compute embeddings: compute the vector, and call search(vector)")
             self._text = query
         elif query is not None:
             if kind == "fts":
@@ -204,7 +204,7 @@ class Query:
             return self._table.search(self._vector_column, self._vector, **self._ranking, **shared)
         if self._vector is None:
             if self._kind == "hybrid":
-                raise Invalid("a hybrid search needs a vector too, and memwal computes no embeddings; add .vector(…)")
+                raise Invalid("a hybrid search needs a vector, and memwal does not compute embeddings; add .vector(…)")
             return self._table.match(self._text_columns, self._words(), **shared)
         return self._hybrid(shared)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,12 @@ class Tags:
         self._table.drop_tag(tag)
 
 
+def no_tag(name: str, tags: Collection[str]) -> Invalid:
+    """Return the error for a tag that does not exist. `tags`: those of the table."""
+    others = suggestion(name, tags) if tags else "; the table has no tags"
+    return Invalid(f"the tag {name!r} does not exist{others}")
+
+
 def version_of(table: Operations, version: Any) -> int:
     """Return the number of a version, given as a number, a tag, or a time: the newest version of that time.
 
@@ -55,9 +62,7 @@ def version_of(table: Operations, version: Any) -> int:
     if isinstance(version, str):
         tags = table.list_tags()
         if version not in tags:
-            raise Invalid(
-                f"the tag {version!r} does not exist{suggestion(version, tags) if tags else '; there is none'}"
-            )
+            raise no_tag(version, tags)
         return tags[version]
     if isinstance(version, datetime.datetime):
         given = version if version.tzinfo is not None else version.replace(tzinfo=datetime.UTC)
@@ -69,7 +74,7 @@ def version_of(table: Operations, version: Any) -> int:
 
 
 class TableVersion(LanceDBForms):
-    """One version of a table's base, for reading only. Rows above the base are no part of it.
+    """One version of a table's base, for reading only. It does not include rows above the base.
 
     Thread safety. Every method from any thread. Errors. Only `ingest.errors` kinds; Invalid if the version is not kept.
     """

@@ -163,7 +163,7 @@ def only_vectors(argument: str, known: KnownColumns) -> str:
 
 
 def all_texts(argument: str, known: KnownColumns) -> list[str]:
-    """Return the columns with an fts index. Raises: Invalid, with `argument`, if there are none."""
+    """Return the columns with an fts index. Raises: Invalid, with `argument`, if no column has one."""
     columns = [spec.column for spec in known.indexes if spec.kind == "fts"]
     if columns:
         return columns

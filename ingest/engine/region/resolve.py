@@ -328,7 +328,9 @@ class Conditions:
 
     def _updated(self, where: Where, update: Update, keys: pa.Table, view: View) -> pa.Table:
         """Return the newest rows of `keys` that pass, with their new values, as rows to log."""
-        schema = self._context.schema
+        schema, version = self._context.schema, self._context.rules.version
+        if version in (*update.expressions, *update.values.column_names):
+            raise InvalidRows(f"column {version!r} orders the versions of a row and cannot be updated: put the rows")
         stored = look_up(self._context, keys, [name for name in schema.names if name != TOMBSTONE], view)
         if stored.num_rows:
             planned = plan(where.filter, schema, ())

@@ -49,7 +49,9 @@ def tagged(base: flush.BaseTable, name: Any, version: Any, *, replace: bool = Fa
     known = flush.tags_of(base.dataset)
     if version is None:
         if name not in known:
-            raise Invalid(f"the tag {name!r} does not exist{suggestion(name, known) if known else '; there is none'}")
+            raise Invalid(
+                f"the tag {name!r} does not exist{suggestion(name, known) if known else '; the table has no tags'}"
+            )
         tags.delete(name)
         return
     number = arguments.whole("version", version, 1, arguments.ROWS_MAX)
