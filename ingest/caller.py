@@ -157,10 +157,13 @@ def expect_waiting() -> None:
 
     Raises: Unavailable if it has left, so that no further work begins; Invalid if the call has exceeded its time.
     """
-    if left():
+    caller = _PRESENT.get()
+    if caller is None:
+        return
+    if caller.left:
         raise given_up()
-    if (allowance := _allowance()) is not None:
-        allowance.expect_time()
+    if caller.allowance is not None:
+        caller.allowance.expect_time()
 
 
 def hold(size: int) -> None:

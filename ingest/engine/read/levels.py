@@ -31,7 +31,7 @@ class RegionView:
     `memtables`: snapshots, newest first. `ssts`: the SSTs in the region manifest, ascending generations.
     `unflushed`: set only for memtables replayed from storage, whose generation is unknown: the generation in which the
     oldest of their rows will be flushed. A base version that has committed it is newer than parts of this view.
-    `shapes`: the distinct shapes of the memtables; empty if their columns cannot change.
+    `shapes`: the shapes of the memtables; empty if their columns cannot change.
     `active`: the generation that accepts writes. `tail`: the first and last WAL position replayed. Both are for
     explanations.
     `routing`: set only if the capture read exactly the regions of a known routing. A base version of another routing

@@ -140,9 +140,9 @@ class RegionLevels:
             tables = [table for table in self._memtables() if table.rows]
             snapshots = tuple(table.snapshot() for table in tables)
             active = self.active.generation
-            shapes = (self._context.shape, *(frozen.context.shape for frozen in self._frozen))
-            distinct = tuple({id(shape): shape for shape in shapes if shape is not None}.values())
-            return RegionView(self._region, snapshots, self.manifest.ssts, shapes=distinct, active=active)
+            contexts = [self._context, *[frozen.context for frozen in self._frozen]]
+            shapes = tuple([context.shape for context in contexts if context.shape is not None])
+            return RegionView(self._region, snapshots, self.manifest.ssts, shapes=shapes, active=active)
 
     def has_room(self, limits: Limits) -> bool:
         """Return whether puts need not wait: unflushed bytes and uncommitted SSTs are below their limits. Takes no
