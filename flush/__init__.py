@@ -31,7 +31,7 @@ from memwal.flush.garbage.plans import PLANS_MIN, PlanCollector, PlanGarbage
 from memwal.flush.garbage.space import Space, measured
 from memwal.flush.garbage.ssts import BaseNeeds, SstCollector, SstGarbage, base_needs, held_at, needed_for_tags
 from memwal.flush.resizing.routing import finish as finish_resize
-from memwal.flush.resizing.steps import BUCKETS_MAX, ResizeReport, is_being_resized, resize
+from memwal.flush.resizing.steps import ResizeReport, is_being_resized, resize
 from memwal.flush.sst.bloom import bloom_bytes, contains
 from memwal.flush.sst.file_options import FileOptions
 from memwal.flush.sst.files import SstFormat, read_sst, verify, write_sst
@@ -40,7 +40,6 @@ from memwal.flush.sst.indexes import SstIndexes
 from memwal.flush.sst.key_sidecar import write_key_sidecar
 
 __all__ = [
-    "BUCKETS_MAX",
     "PLANS_MIN",
     "PQ_ROWS_MIN",
     "BaseNeeds",

@@ -8,6 +8,7 @@ from __future__ import annotations
 from uuid import UUID
 
 from memwal.ingest.errors import NOT_OWNER, RESIZED, Invalid, Unavailable
+from memwal.wal import named
 
 
 def resized(uri: str, ours: int, theirs: int) -> Unavailable:
@@ -46,7 +47,7 @@ def not_owner(region: UUID, owner: str | None = None, *, reason: str = "not_owne
     """
     holder = f"the daemon at {owner} owns it" if owner else "another daemon owns it, or none yet"
     return Unavailable(
-        f"region {region} is not owned by this daemon: {holder}; retry at its owner with the same token",
+        f"{named(region)} is not owned by this daemon: {holder}; retry at its owner with the same token",
         {"reason": reason, "region": str(region), "owner": owner},
     )
 

@@ -282,8 +282,8 @@ class Ran:
 
     @property
     def error_lines(self) -> list[str]:
-        """The non-empty lines of standard error."""
-        return [line for line in self.err.splitlines() if line.strip()]
+        """The lines of standard error, without those of the log at level info."""
+        return [line for line in self.err.splitlines() if line.strip() and " INFO memwal." not in line]
 
 
 @dataclass
@@ -292,14 +292,15 @@ class Running:
 
     process: subprocess.Popen[str]
     lines: list[str] = field(default_factory=list)
-    errors: list[str] = field(default_factory=list)
+    log: list[str] = field(default_factory=list)
+    """The lines of standard error."""
     _arrived: queue.Queue[str | None] = field(default_factory=queue.Queue)
     _readers: list[threading.Thread] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         for stream, kept, announce in (
             (self.process.stdout, self.lines, True),
-            (self.process.stderr, self.errors, False),
+            (self.process.stderr, self.log, False),
         ):
             reader = threading.Thread(target=self._read, args=(stream, kept, announce), daemon=True)
             reader.start()
@@ -312,6 +313,11 @@ class Running:
                 self._arrived.put(kept[-1])
         if announce:
             self._arrived.put(None)
+
+    @property
+    def errors(self) -> list[str]:
+        """The lines of standard error, without those of the log at level info."""
+        return [line for line in self.log if " INFO memwal." not in line]
 
     def line(self, timeout: float = PATIENCE) -> str | None:
         """Return the next line of standard output; None once the process has closed it."""

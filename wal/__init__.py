@@ -25,7 +25,7 @@ from memwal.wal.errors import (
 from memwal.wal.fence import Claim, Known, Released, claim, settle_claim
 from memwal.wal.garbage import WalCollector, WalGarbage
 from memwal.wal.invariants import InvariantViolation, check_succession
-from memwal.wal.layout import bucket_region, regions
+from memwal.wal.layout import BUCKETS_MAX, bucket_region, named, regions
 from memwal.wal.lease import ReadLease
 from memwal.wal.log_tail import LogTail
 from memwal.wal.manifest import EpochGuard, ManifestHistory, ManifestStore, RegionManifest, RegionStatus, SsTable
@@ -40,6 +40,7 @@ from memwal.wal.store.port import ObjectInfo, ObjectStore, PutOutcome
 from memwal.wal.store.requests import REQUESTS, RequestKey
 
 __all__ = [
+    "BUCKETS_MAX",
     "REQUESTS",
     "WAL_FORMATS",
     "ArrowCodec",
@@ -94,6 +95,7 @@ __all__ = [
     "claim",
     "codec_for",
     "find_tip",
+    "named",
     "open_store",
     "probe",
     "read_tail",

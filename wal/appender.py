@@ -45,7 +45,7 @@ from memwal.wal.errors import (
     StoreRefused,
     StoreUnavailable,
 )
-from memwal.wal.layout import entry_key
+from memwal.wal.layout import entry_key, named
 from memwal.wal.manifest import EpochGuard, ManifestStore
 from memwal.wal.records import BatchPart, EntryHeader
 from memwal.wal.retries import WalOptions
@@ -125,7 +125,7 @@ class WalAppender:
         retried); OutcomeUnknown or Corrupt (poisons); ValueError or pa.ArrowInvalid for rows not in the row schema.
         """
         if not self._in_use.acquire(blocking=False):
-            raise ConcurrentUse(f"region {self._region_id}: two threads append at once; give each region one thread")
+            raise ConcurrentUse(f"{named(self._region_id)}: two threads append at once; give each region one thread")
         try:
             self._check_alive()
             alone = rows is None
@@ -172,7 +172,7 @@ class WalAppender:
         if self._poison is not None:
             position, cause = self._poison
             raise Poisoned(
-                f"region {self._region_id}: the writer of epoch {self._guard.epoch} stopped itself at position "
+                f"{named(self._region_id)}: the writer of epoch {self._guard.epoch} stopped itself at position "
                 f"{position} ({cause}); open the region again to recover"
             )
 

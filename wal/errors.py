@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from uuid import UUID
 
+from memwal.wal.layout import named
+
 _SOURCE_LOCATION = re.compile(r", /\S*\.rs:\d")
 
 
@@ -34,7 +36,7 @@ class Fenced(_TwoEpochs):
 
     def __str__(self) -> str:
         return (
-            f"region {self.region_id}: writer epoch {self.ours} was fenced by epoch {self.theirs}; "
+            f"{named(self.region_id)}: writer epoch {self.ours} was fenced by epoch {self.theirs}; "
             "another writer owns the region now: stop this one, or open the table again to take the region back"
         )
 
@@ -55,7 +57,7 @@ class Overtaken(WalError):
 
     def __str__(self) -> str:
         return (
-            f"region {self.region_id}: WAL position {self.position} was flushed and collected before it was read; read "
+            f"{named(self.region_id)}: WAL position {self.position} was flushed and collected before it was read; read "
             f"the SSTs below generation {self.generation}, then the log after position {self.replay_after}"
         )
 
@@ -81,7 +83,7 @@ class FencedAfterWrite(_TwoEpochs, OutcomeUnknown):
 
     def __str__(self) -> str:
         return (
-            f"region {self.region_id}: an entry may be written, but writer epoch {self.ours} was fenced by epoch "
+            f"{named(self.region_id)}: an entry may be written, but writer epoch {self.ours} was fenced by epoch "
             f"{self.theirs} meanwhile, which may have its rows or not"
         )
 
@@ -126,7 +128,7 @@ class Resized(_TwoEpochs):
 
     def __str__(self) -> str:
         return (
-            f"region {self.region_id}: routing version {self.ours} was replaced by {self.theirs}; the table was "
+            f"{named(self.region_id)}: routing version {self.ours} was replaced by {self.theirs}; the table was "
             "resized meanwhile: open it again"
         )
 

@@ -86,7 +86,7 @@ from memwal.wal.clock import Clock, Ids, instant
 from memwal.wal.codec.port import EntryCodec
 from memwal.wal.entry_reader import EntryReader
 from memwal.wal.errors import Corrupt, Overtaken, Resized, Sealed, WalError
-from memwal.wal.layout import manifest_prefix, wal_prefix
+from memwal.wal.layout import manifest_prefix, named, wal_prefix
 from memwal.wal.manifest import EpochGuard, ManifestStore, RegionManifest, RegionStatus
 from memwal.wal.records import Entry, EntryHeader
 from memwal.wal.replay import Listed, Progress, list_tip, newest_applied, probe_tip, replay, tip_from
@@ -169,12 +169,12 @@ def _expect_routing(region_id: UUID, current: RegionManifest, spec_id: int, *, s
     if current.status is RegionStatus.SEALED:
         if not seal and not opening:
             raise Sealed(
-                f"region {region_id} is sealed and takes no new writer: the table is being resized; open it again in a "
+                f"{named(region_id)} is sealed and takes no new writer: the table is being resized; open it again in a "
                 "moment, or, where that was broken off, run `memwal regions resize`; its rows stay readable"
             )
     elif current.spec_id != spec_id:
         raise Corrupt(
-            f"region {region_id}: manifest version {current.version} belongs to routing version {current.spec_id}, "
+            f"{named(region_id)}: manifest version {current.version} belongs to routing version {current.spec_id}, "
             f"expected {spec_id}; restore the whole table from one backup"
         )
 
@@ -493,7 +493,7 @@ class _Claimer:
         _expect_routing(region_id, current, self.spec_id, seal=self.seal, opening=opening)
         if current.current_generation <= committed:
             raise Corrupt(
-                f"region {region_id}: generation {committed} is committed, but manifest version {current.version} "
+                f"{named(region_id)}: generation {committed} is committed, but manifest version {current.version} "
                 f"publishes {current.current_generation} next: it is older than the base table; restore the whole "
                 "table from one backup"
             )
@@ -502,7 +502,7 @@ class _Claimer:
         """Raise Corrupt if the log has an entry: without a manifest, it would have been written without a claim."""
         if tip:
             raise Corrupt(
-                f"region {self.region_id} has WAL entries up to position {tip} but had no manifest; restore "
+                f"{named(self.region_id)} has WAL entries up to position {tip} but had no manifest; restore "
                 f"{manifest_prefix(self.region_id)} from a backup, or move {wal_prefix(self.region_id)} away to start "
                 "empty"
             )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from memwal.wal.errors import Corrupt
+from memwal.wal.layout import named
 from memwal.wal.region_manifest import RegionManifest, RegionStatus
 
 
@@ -102,5 +103,5 @@ def check_succession(current: RegionManifest | None, proposed: RegionManifest) -
         broken = [] if proposed == fresh else [said]
     if broken:
         raise InvariantViolation(
-            f"region {proposed.region_id}, manifest version {proposed.version}: {'; '.join(broken)}"
+            f"{named(proposed.region_id)}, manifest version {proposed.version}: {'; '.join(broken)}"
         )

@@ -28,6 +28,8 @@ documentation. Versions, positions and generations start at 1.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Literal, NamedTuple
 from uuid import UUID, uuid5
 
@@ -44,6 +46,9 @@ SYNCED_KEY = ROOT + "synced.json"
 """Key of the number of the newest version of the base table that was synced to a local disk."""
 UNSYNCED_KEY = ROOT + "unsynced.json"
 """Key of the names of files of the base table whose sync to a local disk failed."""
+
+BUCKETS_MAX = 4096
+"""Maximum number of regions of a table."""
 
 Kind = Literal["log", "manifest", "sst", "commit", "note", "staged", "base", "other"]
 """Category of a key, for counts of requests: WAL entries and snapshots of the applied map; region manifests; SSTs;
@@ -121,6 +126,16 @@ def parse_rev(text: str) -> int:
 def bucket_region(bucket: int) -> UUID:
     """Return the region id of a bucket (from 0), by LanceDB's rule, so that one key never lands in two regions."""
     return uuid5(_REGION_NAMESPACE, f"bucket-{bucket}")
+
+
+@cache
+def _names() -> Mapping[str, str]:
+    return {str(bucket_region(bucket)): str(bucket) for bucket in range(BUCKETS_MAX)}
+
+
+def named(region: UUID | str) -> str:
+    """Return the name of a region in messages: "region 3", by its bucket, or by its id if it is of no bucket."""
+    return f"region {_names().get(str(region), region)}"
 
 
 def kind_of(key: str) -> Kind:

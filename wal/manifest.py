@@ -49,7 +49,7 @@ from uuid import UUID
 from memwal.wal.clock import NEVER, Clock, Ids, Instant, SystemClock, SystemIds, instant
 from memwal.wal.errors import AnotherLog, Corrupt, Fenced, OutcomeUnknown, StoreRefused, StoreUnavailable, WalError
 from memwal.wal.invariants import check_succession
-from memwal.wal.layout import manifest_key, manifest_prefix, parse_manifest_key, version_hint_key
+from memwal.wal.layout import manifest_key, manifest_prefix, named, parse_manifest_key, version_hint_key
 from memwal.wal.probing import newest_from
 from memwal.wal.region_manifest import RegionManifest, RegionStatus, SsTable
 from memwal.wal.retries import WalOptions, with_retried_reads
@@ -203,7 +203,7 @@ class ManifestStore:
             guard.fenced_by(current.writer_epoch)
         if current.writer_epoch < guard.epoch:
             raise Corrupt(
-                f"region {self.region_id}: newest manifest version {current.version} has writer epoch "
+                f"{named(self.region_id)}: newest manifest version {current.version} has writer epoch "
                 f"{current.writer_epoch}, but epoch {guard.epoch} was claimed; was a backup put over the table?"
             )
         if guard.claimed is not None:
@@ -256,11 +256,11 @@ class ManifestStore:
             proposed = replace(changed, version=current.version + 1, writer_epoch=current.writer_epoch)
             if (written := self.create(current, proposed)) is not None:
                 return written
-        raise StoreUnavailable(f"region {self.region_id}: {_MOST_CONFLICTS} manifest edits in a row lost a race")
+        raise StoreUnavailable(f"{named(self.region_id)}: {_MOST_CONFLICTS} manifest edits in a row lost a race")
 
     def _newest(self, known: RegionManifest | None = None) -> RegionManifest:
         if (current := self.latest(known)) is None:
-            raise Corrupt(f"region {self.region_id} has no manifest; claim the region first")
+            raise Corrupt(f"{named(self.region_id)} has no manifest; claim the region first")
         return current
 
     def read(self, version: int) -> RegionManifest | None:
@@ -274,7 +274,7 @@ class ManifestStore:
         except Corrupt as error:
             raise Corrupt(f"{key}: {error}") from error
         if (manifest.version, manifest.region_id) != (version, self.region_id):
-            raise Corrupt(f"{key}: holds version {manifest.version} of region {manifest.region_id}")
+            raise Corrupt(f"{key}: holds version {manifest.version} of {named(manifest.region_id)}")
         return manifest
 
     def _newest_above(self, start: int, edit_id: str = "") -> RegionManifest | None:

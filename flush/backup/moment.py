@@ -53,6 +53,7 @@ from memwal.wal import (
     RegionManifest,
     RegionStatus,
     WalOptions,
+    named,
     regions,
     tail_end,
 )
@@ -179,7 +180,7 @@ def _check(base: BaseTable, ends: Sequence[RegionMoment]) -> None:
         listed = {sst.generation for sst in manifest.ssts}
         if missing := sorted(set(range(committed + 1, manifest.current_generation)) - listed):
             raise InvalidBackup(
-                f"{base.uri}: region {manifest.region_id} has no SST of generation {missing[0]}, and the base table "
+                f"{base.uri}: {named(manifest.region_id)} has no SST of generation {missing[0]}, and the base table "
                 f"has committed {committed}: was the base restored to an older version? `memwal verify` says more; "
                 "back the table up after the next commit that writes rows"
             )

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from memwal.flush.base.state import read_state, versions
-from memwal.wal import Clock, Corrupt, ObjectStore, RegionManifest, SsTable, WalOptions
+from memwal.wal import Clock, Corrupt, ObjectStore, RegionManifest, SsTable, WalOptions, named
 from memwal.wal.layout import parse_rev, region_prefix, rev
 from memwal.wal.slot import put_until_known
 
@@ -119,7 +119,7 @@ def uncommitted(
             wanted = list(range(done + 1, done + 1 + len(published)))
             if published != wanted:
                 raise Corrupt(
-                    f"region {manifest.region_id}: generation {done} is committed, published next are {published}, "
+                    f"{named(manifest.region_id)}: generation {done} is committed, published next are {published}, "
                     f"generation {min(set(wanted) - set(published))} is missing; restore its manifest from a backup, "
                     "or the base table if that lost its newest versions"
                 )

@@ -66,6 +66,7 @@ from memwal.wal import (
     WalOptions,
     bucket_region,
     claim,
+    named,
 )
 from memwal.wal.applied import AppliedMap, Snapshot, decoded_hashes, encoded_hashes
 from memwal.wal.layout import parse_rev, region_prefix, rev
@@ -151,7 +152,7 @@ def finish(
             # After the switch no process could claim these regions.
             raise Corrupt(
                 f"{base.uri}: {routing_key(following.routing)} decides on routing version {following.routing}, but "
-                f"region {found[0].region_id} takes writes by version {found[0].spec_id}: it came with a backup that "
+                f"{named(found[0].region_id)} takes writes by version {found[0].spec_id}: it came with a backup that "
                 "was made beside a resize; delete this object"
             )
         base = _switched(base, store, following, clock, ids)

@@ -56,6 +56,7 @@ from memwal.flush.sst.files import SstFormat
 from memwal.flush.sst.flusher import flush
 from memwal.memtable import MemTable, row_schema
 from memwal.wal import (
+    BUCKETS_MAX,
     Claim,
     Clock,
     Corrupt,
@@ -70,13 +71,13 @@ from memwal.wal import (
     Resized,
     WalOptions,
     claim,
+    named,
     read_tail,
 )
 from memwal.wal.applied import AppliedMap
 from memwal.wal.layout import UNSHARDED_REGION, parse_entry_key, wal_prefix
 from memwal.wal.parallel_map import AT_ONCE, Budget, each
 
-BUCKETS_MAX = 4096
 Step = Callable[[str], None]
 """Called with a short description of the next step."""
 
@@ -303,7 +304,7 @@ class _Run:
         left = sum(entry.rows.num_rows for entry in entries)
         if left or manifest.ssts:
             raise CommitConflict(
-                f"region {region}: {left} rows of its log and {len(manifest.ssts)} SSTs are not in the base table yet"
+                f"{named(region)}: {left} rows of its log and {len(manifest.ssts)} SSTs are not in the base table yet"
             )
         return applied
 
@@ -315,7 +316,7 @@ class _Run:
         """Return the newest manifest of `region`; it must be owned and sealed. Raises Fenced, Corrupt."""
         manifest = self._manifests(region).owned(self._claims[region].guard)
         if manifest.status is not RegionStatus.SEALED:
-            raise Corrupt(f"region {region}: it was opened while writer epoch {manifest.writer_epoch} had it sealed")
+            raise Corrupt(f"{named(region)}: it was opened while writer epoch {manifest.writer_epoch} had it sealed")
         return manifest
 
     def _manifests(self, region: UUID) -> ManifestStore:

@@ -38,6 +38,7 @@ from memwal.wal import (
     RegionManifest,
     SsTable,
     WalError,
+    named,
 )
 from memwal.wal.layout import sst_name
 
@@ -141,7 +142,7 @@ def _owned(manifests: ManifestStore, guard: EpochGuard) -> RegionManifest:
     guard.check()
     manifest = manifests.latest()
     if manifest is None:
-        raise Corrupt(f"region {guard.region_id} has no manifest; claim the region first")
+        raise Corrupt(f"{named(guard.region_id)} has no manifest; claim the region first")
     if manifest.writer_epoch > guard.epoch:
         guard.fenced_by(manifest.writer_epoch)
     return manifest
@@ -154,7 +155,7 @@ def _is_published(manifest: RegionManifest, generation: int, covers_position: in
 def _expect_next(manifest: RegionManifest, generation: int) -> None:
     if generation != manifest.current_generation:
         raise FlushOutOfOrder(
-            f"region {manifest.region_id}: generation {generation} cannot be flushed, the next one is "
+            f"{named(manifest.region_id)}: generation {generation} cannot be flushed, the next one is "
             f"{manifest.current_generation}; flush memtables in the order they were frozen"
         )
 

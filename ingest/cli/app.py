@@ -76,10 +76,9 @@ def versions(
         from importlib.metadata import PackageNotFoundError
         from importlib.metadata import version as installed
 
-        from memwal.ingest.protocol import build
+        from memwal.ingest.protocol import OURS
 
-        others = ", ".join(f"{name} {build()[name]}" for name in ("protocol", "storage"))
-        others += "".join(f", {name} {installed(name)}" for name in ("pylance", "pyarrow"))
+        others = f"protocol {OURS}" + "".join(f", {name} {installed(name)}" for name in ("pylance", "pyarrow"))
         with suppress(PackageNotFoundError):  # an extra
             others += f", pyspark {installed('pyspark')}"
         CommandConsole().say(f"memwal {installed('memwal')} ({others}, Python {sys.version.split()[0]})")
@@ -93,10 +92,15 @@ def run(
 ) -> int:
     """Run the pipeline from the source to the base table; runs all pipelines of a file that has several."""
     from memwal.ingest.settings.load import load_every
+
+    screen, pipelines = CommandConsole(), load_every(config, os.environ)
+    if "local" in {settings.source.engine for settings in pipelines.values()}:
+        from memwal.ingest.cli.follow import run_local
+
+        return run_local(pipelines, once=once, console=screen)
     from memwal.ingest.spark.pipeline.run import run as run_pipelines
 
-    screen = CommandConsole()
-    return run_pipelines(load_every(config, os.environ), once=once, console=screen, notes=screen.notes)
+    return run_pipelines(pipelines, once=once, console=screen, notes=screen.notes)
 
 
 @app.command()
@@ -333,9 +337,20 @@ def load(
         typer.Option(help="null: columns that the files lack become null; default: such files are refused"),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="check every row, but load nothing")] = False,
+    follow: Annotated[
+        bool,
+        typer.Option("--follow", help="FILES is a directory: put each file that is or appears there, until Ctrl-C"),
+    ] = False,
     as_json: AsJson = False,
 ) -> int:
     """Load files into the base table past the log, in one version and exactly once; safe while writers run."""
+    if follow:
+        from memwal.ingest.cli.follow import load_followed
+
+        refused = {"--token": token, "--dry-run": dry_run, "--json": as_json}
+        return load_followed(
+            Call.of(config), files, format, missing, [name for name, given in refused.items() if given]
+        )
     from memwal.ingest.cli.load import load as load_files
 
     asked = {"token": token, "format": format, "missing": missing}

@@ -166,7 +166,7 @@ def _table(place: Place) -> RenderableType:
         "fragments": len(base.dataset.get_fragments()),
         "storage version": base.storage_version,
         "key": ", ".join(base.key) or f"none, rows are routed by {', '.join(base.append_by or ()) or 'the whole row'}",
-        "buckets": base.buckets,
+        "regions": base.buckets,
         "WAL format": base.wal_format,
         "upsert": base.rules.upsert,
         "on duplicate": base.rules.on_duplicate,
@@ -185,7 +185,8 @@ def _table(place: Place) -> RenderableType:
         if (manifest := wal.ManifestStore(place.store, region).latest()) is not None:
             committed = base.committed.get(region, 0)
             pending = sum(each.generation > committed for each in manifest.ssts)
-            regions.append((region, manifest.writer_epoch, manifest.replay_after, committed, pending))
+            epoch, flushed = manifest.writer_epoch, manifest.replay_after
+            regions.append((f"{wal.named(region)}, {region}", epoch, flushed, committed, pending))
     return Group(
         fields("table", shown),
         columns("indexes", ("index", "rows covered", "bytes"), indexes),

@@ -49,7 +49,7 @@ def show_log(call: Call, *, limit: int, as_json: bool) -> int:
     """
     base, store = _opened(call)
     history = read_history(store, limit)
-    names = {str(region): f"bucket-{bucket}" for bucket, region in enumerate(base.regions)} | _tokens(store, history)
+    names = {str(region): wal.named(region) for region in base.regions} | _tokens(store, history)
     changes = [_change_json(each, names) for each in history.changes]
     told = {"versions": changes, "older": history.older, "cleaned_up_meanwhile": list(history.gone)}
     return print_result(call.console, told, render(base.uri, history, names, limit), as_json=as_json)
@@ -176,7 +176,7 @@ def _indexes(actions: Iterable[Action]) -> list[Text]:
 
 
 def _commits(actions: Iterable[Action], regions: Mapping[str, str]) -> list[Text]:
-    """Return a phrase such as: commit generations 4–6 of bucket-0. Regions with the same generations are grouped."""
+    """Return a phrase such as: commit generations 4–6 of region 0. Regions with the same generations are grouped."""
     by_range: dict[tuple[int, int], list[str]] = {}
     for each in actions:
         if each.kind == "commit":
@@ -197,11 +197,11 @@ def _loaded(action: Action, tokens: Mapping[str, str]) -> Text:
 
 
 def _together(names: Sequence[str]) -> str:
-    """Shorten bucket-0, bucket-1 and bucket-2 to buckets 0–2."""
-    numbers = sorted(int(name.removeprefix("bucket-")) for name in names if name.startswith("bucket-"))
+    """Shorten region 0, region 1 and region 2 to regions 0–2."""
+    numbers = sorted(int(name.removeprefix("region ")) for name in names if name.startswith("region "))
     if len(numbers) < 2 or len(numbers) < len(names):
         return ", ".join(sorted(names))
-    return f"buckets {ranges(numbers)}"
+    return f"regions {ranges(numbers)}"
 
 
 def _compacted(details: Mapping[str, Any]) -> str:

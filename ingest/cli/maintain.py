@@ -26,6 +26,7 @@ from memwal.ingest.engine.table.upkeep import traced_commit
 from memwal.ingest.errors import Invalid, MemWalError
 from memwal.ingest.service.client.remote import RemoteTable
 from memwal.ingest.service.ops.sentence import duration
+from memwal.wal import BUCKETS_MAX
 
 _FILES_SHOWN = 20
 _DONE: Mapping[What, str] = {
@@ -115,8 +116,8 @@ def resize(call: Call, *, to: int, as_json: bool) -> int:
     Raises: Invalid if the table does not exist or `to` is out of range; Unavailable if another resize came in between;
     flush and wal errors. After any error except Invalid, run the resize again.
     """
-    if not 1 <= to <= storage.BUCKETS_MAX:
-        raise Invalid(f"--to {to}: give a number of regions from 1 to {storage.BUCKETS_MAX}")
+    if not 1 <= to <= BUCKETS_MAX:
+        raise Invalid(f"--to {to}: give a number of regions from 1 to {BUCKETS_MAX}")
     uri, options = call.uri, call.storage_options
     # Recover from versions that a power cut left torn: this command also finishes a resize that was interrupted then.
     storage.BaseTable.find(uri, options, to_write=True)

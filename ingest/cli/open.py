@@ -40,10 +40,10 @@ def open_for_reading(call: Call) -> Readable:
 
 
 @contextmanager
-def writable(call: Call, table: Readable) -> Iterator[Table | RemoteTable]:
+def writable(call: Call, table: Readable, *, upkeep: bool = False) -> Iterator[Table | RemoteTable]:
     """Yield the client `table`; if no daemon answers, claim the regions for this command and yield the table.
 
-    The claimed table commits and collects garbage only on request.
+    `upkeep`: let the claimed table commit and collect garbage as configured, and not only on request.
     Raises: errors of `open_table`; Unavailable if another process serves the table.
     """
     if isinstance(table, RemoteTable):
@@ -52,6 +52,6 @@ def writable(call: Call, table: Readable) -> Iterator[Table | RemoteTable]:
         return
     asking_others = asking(call.settings, call.environ)
     manual = {name: getattr(call.settings, name).model_copy(update={"interval": 0.0}) for name in ("commit", "gc")}
-    settings = call.settings.model_copy(update=manual)
+    settings = call.settings.model_copy(update={} if upkeep else manual)
     with closing(open_table(settings, call.environ, ask=asking_others, on_replay=call.console.on_replay)) as claimed:
         yield claimed

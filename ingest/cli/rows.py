@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -108,20 +108,7 @@ def _run(table: Readable, query: Query, explain: Explain | None) -> pa.Table:
         return table.search(near[0], vector, query.limit, **common, **how)
     if match:
         return table.match(*match, query.limit, **common)
-    return table.scan(limit=query.limit, order_by=_order(query.order_by, table.schema.names), **common).read_all()
-
-
-def _order(text: str | None, names: Container[str]) -> list[tuple[str, str]] | None:
-    """Return the columns of --order-by, with "asc" or "desc". `names`: the table's, which may have spaces."""
-    order = []
-    for part in map(str.strip, text.split(",") if text else ()):
-        column, direction = (word.strip() for word in part.rpartition(" ")[::2])
-        if part in names or direction.lower() not in ("asc", "desc"):
-            column, direction = part, "asc"
-        if not column or (" " in column and column not in names):
-            raise Invalid(f"--order-by {text!r}: write COLUMN or COLUMN desc, such as --order-by 'price desc, id'")
-        order.append((column, direction.lower()))
-    return order or None
+    return table.scan(limit=query.limit, order_by=query.order_by, **common).read_all()
 
 
 def _distances(text: str | None) -> tuple[float | None, float | None] | None:

@@ -88,7 +88,7 @@ def render(status: Mapping[str, Any]) -> RenderableType:
         if (text := _trouble(each))
     ]
     troubles += [_last_error(each) for each in status["regions"] if each["last_errors"] and not _trouble(each)]
-    troubles += [_uncommitted(failure, status) for failure in status.get("commit_failures", ())]
+    troubles += [_uncommitted(failure) for failure in status.get("commit_failures", ())]
     paused = [text_of(what, told) for what, told in sorted(status.get("paused", {}).items(), reverse=True)]
     troubles += [
         f"puts are rejected until a column is dropped: {why}" for why in status.get("unsupported_columns", {}).values()
@@ -149,11 +149,10 @@ def _last_error(region: Mapping[str, Any]) -> str:
     return f"region {region['bucket']}: last error at {at:%Y-%m-%d %H:%M:%S} UTC, {what}: {last['error']}"
 
 
-def _uncommitted(failure: Mapping[str, str], status: Mapping[str, Any]) -> str:
-    bucket = next((each["bucket"] for each in status["regions"] if each["id"] == failure["region"]), None)
+def _uncommitted(failure: Mapping[str, str]) -> str:
     if not failure["region"]:
         return f"the last commit failed: {failure['error']}"
-    return f"region {failure['region'] if bucket is None else bucket} cannot be committed: {failure['error']}"
+    return f"{wal.named(failure['region'])} cannot be committed: {failure['error']}"
 
 
 def space_line(found: Mapping[str, int], factor: float, time: float) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
 
 import pyarrow as pa
 
@@ -141,10 +142,35 @@ def of_source(settings: Settings) -> Iterator[Problem]:
         yield Problem("source", "path", "path is not set, but feed is; set it to the directory to copy the feed into")
     if source.feed and source.feed.rstrip("/") == source.path.rstrip("/"):
         yield Problem("source", "feed", f"feed = {source.feed!r} equals path; choose another directory for path")
+    if source.engine == "local":
+        yield from _of_local(settings)
     if source.schema_drift != "ignore":
         yield from _of_drift(settings)
     for name in source.order_by:
         yield from _of_column("source", "order_by", name, columns, f"order_by: {name!r} is not a column of [table]")
+
+
+_LOCAL: dict[tuple[str, str], tuple[Any, ...]] = {
+    ("source", "format"): ("parquet", "csv", "json", "arrow"),
+    ("source", "options"): ({},),
+    ("source", "schema_drift"): ("ignore",),
+    ("source", "order_by"): ([],),
+    ("sink", "missing"): ("", "null"),
+    ("sink", "http_port"): (-1,),
+    ("dlq", "mode"): ("fail",),
+    ("table", "upsert"): ("replace", "insert"),
+}
+"""The values that `source.engine = "local"` supports, by section and setting."""
+
+
+def _of_local(settings: Settings) -> Iterator[Problem]:
+    for (section, key), supported in _LOCAL.items():
+        value = getattr(getattr(settings, section), key)
+        if value not in supported:
+            given = f"{key} is set" if isinstance(value, dict | list) else f"{key} = {value!r}"
+            others = ", ".join(repr(each) for each in supported if isinstance(each, str | int)) or "none"
+            text = f'{given}: source.engine = "local" supports {others}; change it, or set engine = "spark"'
+            yield Problem(section, key, text, (("source", "engine"),))
 
 
 def _of_drift(settings: Settings) -> Iterator[Problem]:

@@ -246,6 +246,9 @@ class GcSettings(Section):
 class SourceSettings(Section):
     """The Spark Structured Streaming source of `memwal run`."""
 
+    engine: Literal["spark", "local"] = "spark"
+    """what reads the source: Spark, or local for Parquet, CSV, JSON and Arrow files on local disks, without Spark and
+    Java"""
     format: str = Field("parquet", min_length=1)
     """kafka, or the name of any other Spark streaming source"""
     path: str = ""
@@ -404,7 +407,7 @@ class DlqSettings(Section):
 class LogSettings(Section):
     """Messages on standard error."""
 
-    level: Literal["debug", "info", "warning", "error"] = "warning"
+    level: Literal["debug", "info", "warning", "error"] = "info"
     """least severe level that is written"""
     format: Literal["text", "json"] = "text"
     """one line of text or one JSON object per message"""

@@ -154,7 +154,7 @@ def test_the_commands(uri: str, cli: Callable[..., Ran], tmp_path: Path) -> None
         ran = cli(*words)
         assert (ran.code, len(ran.error_lines), says in ran.err) == (2, 1, True)
     log = cli("log", config).out
-    assert "insert 22 rows; commit generation 1 of buckets 0–2" in log
+    assert "insert 22 rows; commit generation 1 of regions 0–2" in log
     assert "Lance's progress marker updated" in log
     for path in (*Path(uri).glob("_mem_wal/*/*_gen_2"), *Path(uri).glob("_mem_wal/*/wal/*")):
         ran = cli("inspect", path)

@@ -102,7 +102,7 @@ def test_a_daemon_that_ends_hands_its_regions_over(
     wait_until(lambda: found.placed(left))
     found.put(made, list(range(60)), 2)
     found.check()
-    wait_until(lambda: len([line for line in found.running[leaving].errors if "is handed over" in line]) == share)
+    wait_until(lambda: len([line for line in found.running[leaving].log if "is handed over" in line]) == share)
 
 
 def test_a_daemon_starts_without_what_it_does_not_need_yet(

@@ -258,7 +258,7 @@ def test_of_two_streams_at_once_the_first_to_close_wins(
 def test_a_stream_of_rows_that_belong_elsewhere_is_refused(served: tuple[Any, str, str, list[int]], made: Any) -> None:
     client, _, region, ids = served
     elsewhere = next(id for id in range(20) if id not in ids)
-    with pytest.raises(memwal.Invalid, match=region):
+    with raises(memwal.Invalid):
         stream(client, made, region, [*ids, elsewhere], 0, memwal.Token("query", 0)).finish()
     with raises(memwal.Invalid):
         stream(client, made, "00000000-0000-0000-0000-000000000001", ids, 0, memwal.Token("query", 0)).finish()

@@ -63,7 +63,7 @@ def test_log_tells_every_version_newest_first(cli: Cli, config: Path, uri: str) 
     newest = lance.dataset(uri).version
     assert [int(line.split()[0]) for line in lines] == list(range(newest, 0, -1))
     (commit,) = (at for at, line in enumerate(lines) if "insert 10, update 5 rows; commit generation" in line)
-    assert "buckets 0–1" in lines[commit]
+    assert "regions 0–1" in lines[commit]
     assert f"delete 2 rows; first half of the commit in version {newest - commit}" in lines[commit + 1]
     assert "create the table: id, name, price, body, vector" in lines[-1]
 
@@ -85,7 +85,7 @@ def test_log_as_json_and_with_a_limit(cli: Cli, config: Path, uri: str) -> None:
     assert told["older"] == lance.dataset(uri).version - 3
     everything = json.loads(cli("log", config, "--json").out)["versions"]
     committed = [each for version in everything for each in version["actions"] if each["action"] == "commit"]
-    assert {each["name"] for each in committed} == {"bucket-0", "bucket-1"}
+    assert {each["name"] for each in committed} == {"region 0", "region 1"}
     assert {(each["first"], each["last"]) for each in committed} >= {(1, 1)}
     assert [each["version"] for each in everything] == sorted((each["version"] for each in everything), reverse=True)
     assert {"time", "rows", "fragments", "bytes", "operation", "part_of"} <= everything[0].keys()

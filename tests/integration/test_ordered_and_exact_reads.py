@@ -127,7 +127,8 @@ def test_rows_come_in_the_order_that_was_asked_for(layered: tuple[Any, dict[str,
     orders: list[tuple[Any, list[tuple[str, bool]]]] = [
         ("id", [("id", True)]),
         (("id", "descending"), [("id", False)]),
-        (["x", "id"], [("x", True), ("id", True)]),
+        ("x  DESC, id", [("x", False), ("id", True)]),
+        (["x asc", "id"], [("x", True), ("id", True)]),
         ([("x", "descending"), "id"], [("x", False), ("id", True)]),
         (["word", ("x", "desc"), ("id", "desc")], [("word", True), ("x", False), ("id", False)]),
         ([("word", "desc"), "id"], [("word", False), ("id", True)]),
@@ -420,7 +421,7 @@ def test_the_command_orders_leaves_out_and_searches_as_told(asked: Callable[...,
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--order-by", "id, list price down"), "--order-by 'id, list price down': write COLUMN or COLUMN desc"),
+        (("--order-by", "id, list price down"), "column 'list price down' does not exist; did you mean 'list price'?"),
         (("--order-by", "id", "--match", "body=zebra"), "--order-by and --match cannot be combined"),
         (("--key", "1", "--offset", "1"), "--offset and --key cannot be combined"),
         (("--metric", "l2"), "--metric says how to search by vector; add --near"),

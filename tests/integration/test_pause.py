@@ -254,7 +254,7 @@ def test_a_daemon_commits_nothing_by_itself_while_paused_also_after_a_restart(
     table.put(made.rows(range(8, 16)))
     running.process.send_signal(signal.SIGTERM)
     assert running.wait() == 0
-    assert any("admin: POST /pause by 127.0.0.1" in line for line in running.errors)
+    assert any("admin: POST /pause by 127.0.0.1" in line for line in running.log)
 
     running, url, table = served()
     wait_until(lambda: behind(url) > 1)

@@ -114,7 +114,7 @@ def test_help_loses_nothing_on_80_columns(
     assert ("PATH" if names == ["inspect"] else "CONFIG") in said
 
 
-NAMES = {"r0": "bucket-0", "r1": "bucket-1", "r2": "bucket-2", "r3": "bucket-3"}
+NAMES = {"r0": "region 0", "r1": "region 1", "r2": "region 2", "r3": "region 3"}
 
 
 def words(*actions: Action, message: str = "", **more: Any) -> str:
@@ -140,11 +140,11 @@ def commit(region: str, first: int, last: int) -> Action:
     [
         ([Action("insert", {"rows": 1})], "insert 1 row"),
         ([Action("insert", {"rows": 1200}), Action("update", {"rows": 1})], "insert 1,200, update 1 row"),
-        ([commit("r0", 4, 4)], "commit generation 4 of bucket-0"),
-        ([commit("r0", 4, 6), commit("r2", 4, 6)], "commit generations 4–6 of buckets 0, 2"),
-        ([commit(f"r{n}", 1, 1) for n in range(4)], "commit generation 1 of buckets 0–3"),
-        ([commit("r0", 1, 2), commit("r1", 3, 3)], "commit generations 1–2 of bucket-0 and 3 of bucket-1"),
-        ([commit("r0", 1, 1), commit("else", 1, 1)], "commit generation 1 of bucket-0, else"),
+        ([commit("r0", 4, 4)], "commit generation 4 of region 0"),
+        ([commit("r0", 4, 6), commit("r2", 4, 6)], "commit generations 4–6 of regions 0, 2"),
+        ([commit(f"r{n}", 1, 1) for n in range(4)], "commit generation 1 of regions 0–3"),
+        ([commit("r0", 1, 2), commit("r1", 3, 3)], "commit generations 1–2 of region 0 and 3 of region 1"),
+        ([commit("r0", 1, 1), commit("else", 1, 1)], "commit generation 1 of else, region 0"),
         ([Action("index built", {"index": "a"})], "build index a"),
         ([Action("index extended", {"index": n, "segments": 1}) for n in "ab"], "extend indexes a, b"),
         ([Action("column changed", {"column": "b", "type": "t", "was": "a t"})], "change column a t to b t"),

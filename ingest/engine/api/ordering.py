@@ -28,20 +28,21 @@ _DIRECTIONS = {"ascending": True, "asc": True, "descending": False, "desc": Fals
 _ALL_BUT_THE_SIGN = np.iinfo(np.int64).max
 
 
-def checked_order(order_by: Any) -> Order | None:
-    """Return `order_by`: a column, or a list of columns and of pairs (column, "ascending" or "descending").
+def checked_order(order_by: Any, names: Sequence[str]) -> Order | None:
+    """Return `order_by`: text such as "price desc, id", or a list of such texts and of pairs ("price", "descending").
 
-    Only the first occurrence of a column counts: rows that are equal in it stay equal.
+    `names`: the table's columns, which may have spaces and commas. Only the first occurrence of a column counts: rows
+    that are equal in it stay equal.
     Raises: Invalid for any other form; the read checks whether the columns exist.
     """
     if order_by is None:
         return None
     if isinstance(order_by, str):
-        return [(order_by, True)]
+        order_by = [order_by] if order_by in names else order_by.split(",")
     parts = [None] if isinstance(order_by, Mapping) else elements("order_by", order_by)
     if parts is None or (isinstance(order_by, Sequence) and _is_pair(parts)):
         parts = [parts]
-    order = [_part(part, order_by) for part in parts]
+    order = [_part(part, order_by, names) for part in parts]
     if not order:
         raise Invalid("order_by: the list is empty; name at least one column, or omit it")
     first: dict[str, bool] = {}
@@ -93,13 +94,15 @@ def _is_pair(part: Any) -> bool:
     return isinstance(part[1], bool) or (isinstance(part[1], str) and part[1] in _DIRECTIONS)
 
 
-def _part(part: Any, whole: Any) -> tuple[str, bool]:
+def _part(part: Any, whole: Any, names: Sequence[str]) -> tuple[str, bool]:
     if isinstance(part, str):
-        return part, True
+        column, _, direction = part.strip().rpartition(" ")
+        known = _DIRECTIONS.get(direction.lower())
+        return (part.strip(), True) if part.strip() in names or known is None else (column.strip(), known)
     if not _is_pair(part):
         raise Invalid(
-            f"order_by = {brief(whole)}: write a column, or a list of columns and of pairs such as "
-            "('price', 'descending')"
+            f"order_by = {brief(whole)}: write a text such as 'price desc, id', or a list of columns and of pairs such "
+            "as ('price', 'descending')"
         )
     column, direction = part
     return column, direction if isinstance(direction, bool) else _DIRECTIONS[direction]

@@ -177,10 +177,12 @@ class Reads(ABC):
         `to_pandas` and `to_polars` gather all rows. A stream that can no longer be read to its end raises Unavailable
         from the loop: read again.
 
-        - `order_by`: a column, or a list of columns and of pairs (column, "ascending" or "descending"): nulls last, NaN
-          above infinity, text by its bytes. The reading process gathers the rows. Without it the order is undefined.
+        - `order_by`: text such as "price desc, id", or a list of columns and of pairs (column, "ascending" or
+          "descending"): nulls last, NaN above infinity, text by its bytes. The reading process gathers the rows.
+          Without it the order is undefined.
         """
-        wanted, order, skipped = listed(columns), checked_order(order_by), not_negative("offset", offset)
+        wanted, skipped = listed(columns), not_negative("offset", offset)
+        order = checked_order(order_by, self.schema.names)
         request: dict[str, Any] = {"columns": wanted, "filter": sql(filter), "limit": checked_limit(limit, skipped)}
         if order is not None:
             request["order_by"] = order

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from memwal.ingest.engine.api.arguments import brief, elements
 from memwal.ingest.errors import Invalid
+from memwal.wal import named
 from memwal.wal.applied import PREFIX, SEQUENCE_MAX
 
 _FORMS = "a token is 'name:number', (name, number) or memwal.Token; numbers of one name must go up"
@@ -89,9 +90,9 @@ def check_rises(token: Token, applied: Mapping[str, int | None]) -> None:
         return
     newest, region = max((number, region) for region, number in above.items())
     raise Invalid(
-        f"token {token.producer:.60}:{token.sequence} goes down: region {region} has applied "
+        f"token {token.producer:.60}:{token.sequence} goes down: {named(region)} has applied "
         f"{token.producer:.60}:{newest}, "
-        f"region {below[0]} nothing from {token.sequence} on, so this is not a retry; take a number above {newest}"
+        f"{named(below[0])} nothing from {token.sequence} on, so this is not a retry; take a number above {newest}"
     )
 
 

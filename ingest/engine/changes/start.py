@@ -16,7 +16,7 @@ from uuid import UUID
 
 from memwal.flush import BaseTable, FlushError, NotALanceTable
 from memwal.flush.base.manifest import manifest_version
-from memwal.wal import Corrupt, ManifestStore, ObjectStore, RegionManifest
+from memwal.wal import Corrupt, ManifestStore, ObjectStore, RegionManifest, named
 from memwal.wal.layout import entry_key, parse_entry_key, wal_prefix
 from memwal.wal.manifest import ManifestHistory
 from memwal.wal.probing import newest_from
@@ -128,7 +128,7 @@ class Gone(Exception):
     """
 
     def __init__(self, region: UUID, position: int, *, ahead: bool = False) -> None:
-        super().__init__(f"region {region}: position {position}")
+        super().__init__(f"{named(region)}: position {position}")
         self.region, self.position, self.ahead = region, position, ahead
 
 

@@ -62,7 +62,7 @@ def check_files(
 
     Raises: Invalid for the first wrong row, with file, row (from 1) and column.
     """
-    reader, keys, numbers = _Reader(base, files, tell, missing), list[pa.Table](), list[int]()
+    reader, keys, numbers = FileReader(base, files, tell, missing), list[pa.Table](), list[int]()
     for rows in reader.read():
         numbers.append(rows.num_rows)
         if base.key:
@@ -79,7 +79,7 @@ def check_files(
     return CheckedRows(rows_to_load, read, read - kept.num_rows)
 
 
-def _counting(keys: pa.Table, base: BaseTable, reader: _Reader) -> npt.NDArray[np.bool_]:
+def _counting(keys: pa.Table, base: BaseTable, reader: FileReader) -> npt.NDArray[np.bool_]:
     """Return which rows count, bool [rows]: the last or the first row of each key, by the table's rule.
 
     Raises: Invalid if the rule rejects equal keys.
@@ -104,15 +104,25 @@ def _counting(keys: pa.Table, base: BaseTable, reader: _Reader) -> npt.NDArray[n
     return counts
 
 
-class _Reader:
+class FileReader:
     """Read and check the files from first to last, any number of times. Thread safety. One thread."""
 
-    def __init__(self, base: BaseTable, files: Sequence[InputFile], tell: Tell, missing: Missing | None) -> None:
+    def __init__(
+        self,
+        base: BaseTable,
+        files: Sequence[InputFile],
+        tell: Tell = lambda *_: None,
+        missing: Missing | None = None,
+        *,
+        closed: bool = True,
+    ) -> None:
+        """`closed`: reject columns that the table lacks, else leave them out."""
         memtable = MemTable(row_schema(base.schema, base.key), base.key, base.indexes, generation=0)
         self._checker = RowChecker(memtable, base.required, base.rules)
         self._schema, self._key, self._files, self._tell = base.schema, base.key, files, tell
         self._required, self._missing = base.required, missing_rule(missing, base.key, base.rules.upsert)
         self._columns = CallersColumns(base.schema.names)
+        self._closed = closed
         self._ends: list[int] = []
         """Cumulative number of rows at the end of each file."""
 
@@ -121,7 +131,7 @@ class _Reader:
         self._ends, read = [], 0
         for file in self._files:
             before = read
-            for rows in tables(file, self._schema):
+            for rows in tables(file, self._schema, closed=self._closed):
                 yield self._checked(file, rows, read - before)
                 read += rows.num_rows
                 self._tell(read, file.name)

@@ -91,29 +91,31 @@ _BLOCK = 4 << 20
 """Bytes of text read at once."""
 
 
-def tables(file: InputFile, schema: pa.Schema) -> Iterator[pa.Table]:
+def tables(file: InputFile, schema: pa.Schema, *, closed: bool = True) -> Iterator[pa.Table]:
     """Yield the rows of `file` in order, the same at every call. `schema`: of the target table.
 
+    `closed`: pass on or reject columns that the table lacks, else leave them out.
     Raises: Invalid with file, row (from 1) and column.
     """
     read = 0
     try:
-        for rows in _READERS[file.format](file, schema):
+        for rows in _READERS[file.format](file, schema, closed):
             _expect_once(file, rows.column_names)
-            for part in (rows.slice(at, ROWS) for at in range(0, rows.num_rows, ROWS)):
+            kept = rows if closed else rows.select([name for name in rows.column_names if name in schema.names])
+            for part in (kept.slice(at, ROWS) for at in range(0, rows.num_rows, ROWS)):
                 yield part
                 read += part.num_rows
     except (OSError, ValueError, pa.ArrowException) as error:
         raise Invalid(f"{file.name}: cannot be read after {read:,} rows: {first_line(error)}") from error
 
 
-def _parquet(file: InputFile, _: pa.Schema) -> Iterator[pa.Table]:
+def _parquet(file: InputFile, *_: Any) -> Iterator[pa.Table]:
     with file.opened() as opened:
         for batch in pyarrow.parquet.ParquetFile(opened).iter_batches(ROWS):
             yield pa.Table.from_batches([batch])
 
 
-def _arrow(file: InputFile, _: pa.Schema) -> Iterator[pa.Table]:
+def _arrow(file: InputFile, *_: Any) -> Iterator[pa.Table]:
     with file.opened() as opened:
         try:
             reader = pa.ipc.open_file(opened)
@@ -126,7 +128,7 @@ def _arrow(file: InputFile, _: pa.Schema) -> Iterator[pa.Table]:
             yield pa.Table.from_batches([reader.get_batch(number)])
 
 
-def _lance(file: InputFile, _: pa.Schema) -> Iterator[pa.Table]:
+def _lance(file: InputFile, *_: Any) -> Iterator[pa.Table]:
     for batch in file.dataset().scanner(batch_size=ROWS, scan_in_order=True).to_batches():
         yield pa.Table.from_batches([batch])
 
@@ -134,7 +136,7 @@ def _lance(file: InputFile, _: pa.Schema) -> Iterator[pa.Table]:
 # ---- texts ---------------------------------------------------------------------------------------------------------
 
 
-def _csv(file: InputFile, schema: pa.Schema) -> Iterator[pa.Table]:
+def _csv(file: InputFile, schema: pa.Schema, closed: bool) -> Iterator[pa.Table]:
     texts = pyarrow.csv.ConvertOptions(
         column_types={},
         null_values=[""],
@@ -150,8 +152,9 @@ def _csv(file: InputFile, schema: pa.Schema) -> Iterator[pa.Table]:
         names = first.schema.names
     texts.column_types = dict.fromkeys(names, pa.string())
     _expect_once(file, names)
-    _check_names(file, names, schema)
-    read = 0
+    if closed:
+        _check_names(file, names, schema)
+    names, read = [name for name in names if name in schema.names], 0
     with _checked_csv(file) as opened:
         reader = pyarrow.csv.open_csv(opened, read_options=reading, parse_options=parsing, convert_options=texts)
         for batch in reader:
@@ -183,17 +186,17 @@ def _of_texts(texts: pa.Array, kind: pa.DataType) -> tuple[pa.Array, Problems]:
     return column(texts.to_pylist(), kind, "", lambda text, *how: None if text is None else from_text(text, *how))
 
 
-def _ndjson(file: InputFile, schema: pa.Schema) -> Iterator[pa.Table]:
+def _ndjson(file: InputFile, schema: pa.Schema, closed: bool) -> Iterator[pa.Table]:
     read = 0
     fields: list[json_columns.Read] = [((each.name,), each.type, "") for each in schema]
     with file.streamed() as opened:
         for lines in _lines(opened):
             values = pa.array(lines, pa.binary())
-            plain = json_columns.plain(values, fields, closed=True)
+            plain = json_columns.plain(values, fields, closed=closed)
             if plain is not None:
                 yield pa.table(plain, names=schema.names)
             else:
-                yield _checked(file, read, _of_objects(file, read, lines, schema))
+                yield _checked(file, read, _of_objects(file, read, lines, schema, closed))
             read += len(lines)
 
 
@@ -209,7 +212,7 @@ def _lines(opened: pa.NativeFile) -> Iterator[list[bytes]]:
 
 
 def _of_objects(
-    file: InputFile, read: int, lines: list[bytes], schema: pa.Schema
+    file: InputFile, read: int, lines: list[bytes], schema: pa.Schema, closed: bool
 ) -> Mapping[str, tuple[pa.Array, Problems]]:
     """Return the columns of JSON objects, with the reason for each value that does not fit."""
     rows = documents(lines, json_decoder(schema.types), "none", "the line")
@@ -217,7 +220,8 @@ def _of_objects(
         if row.problem is not None:
             reason = row.problem.removeprefix("parse: ")
             raise Invalid(f"{file.name}: row {read + number + 1:,}: {reason}; write one JSON object per line")
-        _check_names(file, list(row.fields or ()), schema, f"row {read + number + 1:,}: ")
+        if closed:
+            _check_names(file, list(row.fields or ()), schema, f"row {read + number + 1:,}: ")
     return {each.name: column([field(row, (each.name,)) for row in rows], each.type, "") for each in schema}
 
 
@@ -242,7 +246,7 @@ def _check_names(file: InputFile, names: list[str], schema: pa.Schema, where: st
             raise Invalid(f"{file.name}: {where}column {name!r} is not in the table{suggestion(name, schema.names)}")
 
 
-_READERS: Mapping[Format, Callable[[InputFile, pa.Schema], Iterator[Any]]] = {
+_READERS: Mapping[Format, Callable[[InputFile, pa.Schema, bool], Iterator[Any]]] = {
     "parquet": _parquet,
     "csv": _csv,
     "ndjson": _ndjson,

@@ -20,6 +20,7 @@ from weakref import ReferenceType, ref
 
 from memwal.ingest.engine.region.state import RegionLevels
 from memwal.memtable import MemTable
+from memwal.wal import named
 from memwal.wal.panics import as_exception
 
 
@@ -72,6 +73,6 @@ class RegionIndexes:
         except BaseException as error:  # noqa: BLE001 - reads find the rows without the index
             self._failed.add(table.generation)
             reason = as_exception(error)
-            text = "region %s: generation %d is not indexed any further, searches look at each of its rows: %s: %s"
-            self._log.warning(text, self._region, table.generation, type(reason).__name__, reason)
+            text = "%s: generation %d is not indexed any further, searches look at each of its rows: %s: %s"
+            self._log.warning(text, named(self._region), table.generation, type(reason).__name__, reason)
             return False

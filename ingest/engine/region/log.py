@@ -30,6 +30,7 @@ import pyarrow as pa
 from memwal import wal
 from memwal.ingest.engine.region.context import RegionContext
 from memwal.memtable import Checked
+from memwal.wal import named
 from memwal.wal.applied import AppliedMap
 from memwal.wal.clock import Instant
 
@@ -249,7 +250,7 @@ class RegionLog:
             raise error.fence from error
         except wal.OutcomeUnknown as error:
             raise wal.Poisoned(
-                f"region {self._region}: the writer stopped itself: {error}; open the table again"
+                f"{named(self._region)}: the writer stopped itself: {error}; open the table again"
             ) from error
 
     # ---- inside --------------------------------------------------------------------------------------------------

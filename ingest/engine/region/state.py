@@ -23,7 +23,7 @@ from memwal.ingest.engine.region.context import Limits, RegionContext
 from memwal.ingest.engine.region.counters import Step
 from memwal.ingest.errors import BUSY, FLUSH_FAILING, Unavailable
 from memwal.memtable import MemTable
-from memwal.wal import Clock
+from memwal.wal import Clock, named
 
 State = Literal["serving", "flush_failing", "fenced", "poisoned"]
 """The state of a region: serving; serving while flushes fail; ended by a newer writer; ended by a storage failure."""
@@ -349,7 +349,7 @@ class RegionLevels:
 
     @property
     def _name(self) -> str:
-        return f"{self._context.store.url('')}: region {self._region}"
+        return f"{self._context.store.url('')}: {named(self._region)}"
 
     @property
     def unflushed(self) -> int:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from memwal.ingest.engine.region.context import OnReplay
-from memwal.wal import Clock
+from memwal.wal import Clock, named
 
 _SILENT = 1.0
 """Seconds before anything is shown."""
@@ -64,5 +64,5 @@ def replay_bar(clock: Clock, console: Console | None = None) -> Iterator[OnRepla
 
 
 def in_words(region: UUID, step: str, done: int, total: int) -> str:
-    """Return a text such as "region 4a388480: reading its log, 120 of 3,000 entries"."""
-    return f"region {str(region)[:8]}: {step} its log, {done:,} of {total:,} entries"
+    """Return a text such as "region 3: reading its log, 120 of 3,000 entries"."""
+    return f"{named(region)}: {step} its log, {done:,} of {total:,} entries"

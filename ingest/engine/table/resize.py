@@ -16,6 +16,7 @@ from memwal.flush.resizing.routing import decided
 from memwal.ingest.engine.table.regions import RegionSet
 from memwal.ingest.errors import FencedError, MemWalError
 from memwal.ingest.refusals import being_resized, resized
+from memwal.wal import named
 
 _LOG = logging.getLogger("memwal.table")
 LOOK_EVERY = 5.0
@@ -56,7 +57,7 @@ class Resizing:
         if sealed is None:
             return None
         return (
-            f"region {sealed} is sealed: the table is being resized; if that broke off, run `memwal regions resize` "
+            f"{named(sealed)} is sealed: the table is being resized; if that broke off, run `memwal regions resize` "
             "again, with the present number of regions to go back"
         )
 

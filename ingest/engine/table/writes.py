@@ -42,7 +42,7 @@ from memwal.ingest.errors import (
     translate_errors,
 )
 from memwal.memtable import TOMBSTONE, tombstones
-from memwal.wal import Clock, OutcomeUnknown
+from memwal.wal import Clock, OutcomeUnknown, named
 from memwal.wal.panics import panics_as_errors
 
 _LOOK_EVERY = 0.5
@@ -112,7 +112,7 @@ class TableWrites:
         admission.check(conforming, deletes=deletes)
         writer = self._regions.serving(region)
         if np.any(base.route(conforming) != writer.bucket):
-            raise Invalid(f"region {region}: the stream holds rows of other regions; route with BaseTable.route")
+            raise Invalid(f"{named(region)}: the stream holds rows of other regions; route with BaseTable.route")
         once, deletes = self.once_per_key(admission, conforming, deletes)
         write = Write(once, token=token, deletes=deletes, shape=admission.context.shape)
         return replace(self.acks([(writer, write)])[writer.name], rows=conforming.num_rows)

@@ -26,7 +26,7 @@ from memwal.ingest.refusals import expect_routing, wrong_table
 from memwal.ingest.service.client.retry import Attempts, wait_unless_moved
 from memwal.ingest.service.rpc.connection import Connection
 from memwal.ingest.threads import start
-from memwal.wal import Clock, Ids, SystemClock, SystemIds, WalError
+from memwal.wal import Clock, Ids, SystemClock, SystemIds, WalError, named
 
 T = TypeVar("T")
 
@@ -171,7 +171,7 @@ class Router:
         for region in regions:
             if region not in owners:
                 raise Unavailable(
-                    f"region {region}: no daemon at {', '.join(self.endpoints)} says that it owns it; retry with the "
+                    f"{named(region)}: no daemon at {', '.join(self.endpoints)} says that it owns it; retry with the "
                     "same token",
                     {"reason": NOT_OWNER, "region": region, "owner": None},
                 )

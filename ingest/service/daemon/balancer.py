@@ -54,6 +54,7 @@ from memwal.ingest.service.daemon.placement import Answer, Patience, Watch, agre
 from memwal.ingest.service.daemon.standby import MOST_BEFORE_ASKING, PATIENCE_BEFORE_ASKING, Standby
 from memwal.ingest.service.rpc.credentials import Access
 from memwal.ingest.threads import Worker
+from memwal.wal import named
 
 _LOG = logging.getLogger("memwal.balancer")
 SLEPT, CHECK_EVERY = 2.0, 1.0
@@ -243,10 +244,10 @@ class Balancer:
                     self._table.release(writer.region)
                 except MemWalError as error:
                     if self._table.regions.has(writer):
-                        _LOG.warning("region %s is not handed over: %s", writer.region, error)
+                        _LOG.warning("%s is not handed over: %s", named(writer.region), error)
                         continue
                 self.tell()
-            _LOG.info("region %s is handed over", writer.region)
+            _LOG.info("%s is handed over", named(writer.region))
 
     def _wait_asked(self) -> None:
         """Wait while peers request regions of this daemon."""
@@ -332,7 +333,7 @@ class Balancer:
 
     def _drop(self, writer: RegionWriter) -> None:
         """Close a failed writer. Its threads may wait for storage for a while; no claim begins before they end."""
-        _LOG.warning("region %s is dropped: %s", writer.region, writer.failure)
+        _LOG.warning("%s is dropped: %s", named(writer.region), writer.failure)
         with suppress(MemWalError):
             self._table.release(writer.region)
         now = self._clock.monotonic()
@@ -356,7 +357,7 @@ class Balancer:
         except BaseException as error:  # noqa: BLE001 - an error of one region must not stop the others
             with self._lock:
                 self._failed.lost(region, self._clock.monotonic())
-            _LOG.warning("region %s cannot be claimed, will try again: %s", region, classify(error))
+            _LOG.warning("%s cannot be claimed, will try again: %s", named(region), classify(error))
         finally:
             with self._lock:
                 self._busy.discard(region)
@@ -371,7 +372,7 @@ class Balancer:
                     read = self._standby.look(region, MOST_BEFORE_ASKING, PATIENCE_BEFORE_ASKING)
                     before = replace(before, released=owner.ask(region, read))
                 except MemWalError as error:
-                    _LOG.info("the daemon at %s keeps region %s for now: %s", owner.endpoint, region, error)
+                    _LOG.info("the daemon at %s keeps %s for now: %s", owner.endpoint, named(region), error)
                     self._standby.take(region)
                     owner.look()  # it may have ended
                     self._clock.sleep(_STEP)
@@ -379,7 +380,7 @@ class Balancer:
             if self._stopped.is_set():
                 return
             epoch = self._table.acquire(region, before, self._standby.take(region))
-            _LOG.info("region %s is served here with writer epoch %d", region, epoch)
+            _LOG.info("%s is served here with writer epoch %d", named(region), epoch)
 
     def _seen(self, peer: Peer, answer: Answer | None, refused: bool) -> None:
         with self._lock:

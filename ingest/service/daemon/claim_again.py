@@ -28,6 +28,7 @@ from memwal.ingest.engine.region.writer import RegionWriter
 from memwal.ingest.engine.table.embedded import Table
 from memwal.ingest.engine.table.live_owners import LiveOwners
 from memwal.ingest.errors import FencedError, MemWalError
+from memwal.wal import named
 
 _LOG = logging.getLogger("memwal.daemon")
 LOOK_EVERY = 10.0
@@ -86,7 +87,7 @@ class ClaimsAgain:
             return None
         for writer in fenced:
             epoch = self._table.acquire(writer.region)
-            _LOG.warning("region %s is served here again, with writer epoch %d", writer.region, epoch)
+            _LOG.warning("%s is served here again, with writer epoch %d", named(writer.region), epoch)
         self._seen = None
         return None
 
@@ -114,7 +115,7 @@ def _ends(writer: RegionWriter, found: Sequence[object]) -> FencedError:
     assert isinstance(fence, wal.Fenced)
     by = f", {'; '.join(map(str, found))}" if found else ""
     text = (
-        f"region {writer.region}: writer epoch {fence.ours} was fenced by epoch {fence.theirs}{by}; this daemon ends, "
+        f"{named(writer.region)}: writer epoch {fence.ours} was fenced by epoch {fence.theirs}{by}; this daemon ends, "
         "acknowledged rows are in the log"
     )
     return FencedError(text, {"ours": fence.ours, "theirs": fence.theirs})

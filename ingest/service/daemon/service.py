@@ -80,6 +80,7 @@ from memwal.ingest.service.rpc import trace_headers
 from memwal.ingest.service.rpc.guard import AccessLog, Guard, role_of
 from memwal.ingest.service.rpc.wire import raise_over_flight, read_closed, unpack, unpack_rows
 from memwal.ingest.settings.sections import DaemonSettings
+from memwal.wal import named
 
 T = TypeVar("T")
 _EVENTS = 20
@@ -340,7 +341,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         region = UUID(request["region"])
         if "from" in request and not self._place.gives(region, request["from"]):
             raise Unavailable(
-                f"region {region}: by the daemons seen here it does not belong to {request['from']}; ask again",
+                f"{named(region)}: by the daemons seen here it does not belong to {request['from']}; ask again",
                 {"reason": "disagree", "region": str(region)},
             )
         if "from" in request and "flush" not in request:

@@ -17,6 +17,7 @@ from uuid import UUID
 from memwal import wal
 from memwal.ingest.engine.table.embedded import Table
 from memwal.ingest.threads import Periodic
+from memwal.wal import named
 
 _LOG = logging.getLogger("memwal.standby")
 MOST = 500
@@ -62,7 +63,7 @@ class Standby:
         try:
             known.look(most, patience)
         except Exception as error:  # noqa: BLE001 - a claim reads what is missing here
-            _LOG.debug("region %s cannot be read ahead, will try again: %s", region, error)
+            _LOG.debug("%s cannot be read ahead, will try again: %s", named(region), error)
         return known.position
 
     def take(self, region: UUID) -> wal.ReadAhead | None:

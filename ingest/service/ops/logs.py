@@ -33,6 +33,10 @@ class _Json(logging.Formatter):
 
 
 class _Text(logging.Formatter):
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802
+        del datefmt
+        return datetime.fromtimestamp(record.created).astimezone().isoformat(" ", "milliseconds")
+
     def format(self, record: logging.LogRecord) -> str:
         return without_source_places(super().format(record))
 

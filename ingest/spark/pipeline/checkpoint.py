@@ -23,6 +23,8 @@ MARKER = "memwal-table"
 """File in a checkpoint with the id of its table; Spark ignores unknown files."""
 _CLOCKS = 60.0
 """Maximum difference, in seconds, between the clocks of the machines of a pipeline and of a backup."""
+FILES = "files"
+"""Directory in a checkpoint of `source.engine = "local"`; see `cli.follow`."""
 LOCK = "memwal-lock"
 """File in a checkpoint that a run locks. The lock ends with the process, also after a crash; the file stays."""
 
@@ -44,6 +46,11 @@ def refuse_old_checkpoint(settings: Settings, base: BaseTable | None) -> None:
     if is_remote(settings.checkpoint):
         return
     files = LocalFiles(local_path(settings.checkpoint))
+    if files.names(FILES):
+        raise Invalid(
+            f'sink.checkpoint: {settings.checkpoint} was written with source.engine = "local"; set that engine, or '
+            "another checkpoint, which reads the source from its start"
+        )
     if not files.names("offsets"):
         return
     marker = files.read(MARKER)
@@ -57,6 +64,15 @@ def refuse_old_checkpoint(settings: Settings, base: BaseTable | None) -> None:
             "delete the checkpoint to read the source from its beginning, or restore its table"
         )
     _refuse_newer(settings, restored, queries_of_backup(base))
+
+
+def refuse_other_checkpoint(settings: Settings, base: BaseTable) -> None:
+    """Raise Invalid if the checkpoint of `source.engine = "local"` belongs to another table, or to Spark."""
+    files, place = LocalFiles(local_path(settings.checkpoint)), f"sink.checkpoint: {settings.checkpoint}"
+    if files.names("offsets"):
+        raise Invalid(f"{place} was written by Spark; set another one, which reads the files from the first")
+    if (marker := files.read(MARKER)) is not None and marker.strip() != base.table_id:
+        raise Invalid(f"{place} belongs to another table, not to the one at {base.uri}; set another one")
 
 
 def _refuse_newer(settings: Settings, restored: Restored, queries: Mapping[str, int]) -> None:

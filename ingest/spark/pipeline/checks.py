@@ -65,7 +65,8 @@ def find_problems(
         return found
 
     pipeline = starts or has_source(settings)
-    if pipeline:
+    of_spark = pipeline and settings.source.engine == "spark"
+    if of_spark:
         step("PySpark", check_spark)
         step("Java", check_java, environ)
         step("Spark's options", check_spark_names, settings.source)
@@ -77,7 +78,7 @@ def find_problems(
     known = len(problems)
     base = step("table", _table, settings, environ)
     schema = step("columns", _schema, settings, base) if len(problems) == known else None
-    if pipeline and schema is not None:
+    if of_spark and schema is not None:
         step("old checkpoint", refuse_old_checkpoint, settings, base)
         key, rules = (settings.table.key, settings.table.upsert) if base is None else (base.key, base.rules.upsert)
         step("source", _source, settings, schema, tuple(key), rules)
