@@ -125,9 +125,7 @@ def test_a_file_that_was_begun_is_put_again_without_a_second_copy(
     assert ids_of(tmp_path) == list(range(20_010))
 
 
-def test_kills_lose_and_double_nothing(
-    cli: Cli, config: Callable[..., Path], start: Start, tmp_path: Path
-) -> None:
+def test_kills_lose_and_double_nothing(cli: Cli, config: Callable[..., Path], start: Start, tmp_path: Path) -> None:
     """Each kill comes while a file of 25 parts is being put."""
     path, rng, rounds = config(), random.Random(5), extent(3, 20)
     (notes := tmp_path / "t.lance.checkpoint" / FILES).mkdir(parents=True)
