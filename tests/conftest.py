@@ -279,11 +279,15 @@ class Ran:
     code: int
     out: str
     err: str
+    """Standard error, without the lines of the log at level info."""
+
+    def __post_init__(self) -> None:
+        self.err = "".join(line for line in self.err.splitlines(keepends=True) if " INFO memwal." not in line)
 
     @property
     def error_lines(self) -> list[str]:
-        """The lines of standard error, without those of the log at level info."""
-        return [line for line in self.err.splitlines() if line.strip() and " INFO memwal." not in line]
+        """The non-empty lines of standard error."""
+        return [line for line in self.err.splitlines() if line.strip()]
 
 
 @dataclass

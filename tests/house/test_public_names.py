@@ -73,7 +73,7 @@ COMMANDS = {
     "run": {"config", "once"},
     "serve": {"config", "on-spark", "take-over"},
     "init": {"config"},
-    "load": {"config", "files", "token", "format", "missing", "dry-run", "json"},
+    "load": {"config", "files", "token", "format", "missing", "dry-run", "follow", "json"},
     "status": {"config", "json", "watch"},
     "query": {
         *("config", "key", "filter", "near", "match", "columns", "limit", "offset", "order-by", "level", "format"),
