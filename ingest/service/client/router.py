@@ -198,16 +198,15 @@ class Router:
         """Return a check whether a daemon other than `endpoint` has claimed one of `regions` since now, with a higher
         epoch.
 
-        If the router knows no claim of this kind, the check asks the other daemons and applies their answers. There an
-        equal epoch counts too: a rejection may have named `endpoint` as the owner (`_follow`), whose epoch is unknown.
+        If the router knows no claim of this kind, the check asks the other daemons and applies their answers.
         """
         since = {region: self._owners[region] for region in regions if region in self._owners}
 
-        def newer(owners: Mapping[str, Owner], by: int) -> bool:
+        def newer(owners: Mapping[str, Owner]) -> bool:
             found = ((owners[region], owner) for region, owner in since.items() if region in owners)
-            return any(other.endpoint != endpoint and other.epoch >= owner.epoch + by for other, owner in found)
+            return any(other.endpoint != endpoint and other.epoch > owner.epoch for other, owner in found)
 
-        return lambda: newer(self._owners, 1) or newer(self._heard_beside(endpoint), 0)
+        return lambda: newer(self._owners) or newer(self._heard_beside(endpoint))
 
     def _heard_beside(self, endpoint: str) -> Mapping[str, Owner]:
         """Ask all daemons except `endpoint` for their regions, apply the newer claims, and return the answers."""
@@ -216,7 +215,7 @@ class Router:
         told = zip((at for at, _ in others), answers, strict=True)
         heard = believed([(at, answer) for at, answer in told if not isinstance(answer, MemWalError)], self.table)
         known = self._owners
-        newer = {each: at for each, at in heard.items() if each not in known or at.epoch >= known[each].epoch}
+        newer = {each: at for each, at in heard.items() if each not in known or at.epoch > known[each].epoch}
         self.believe(known | newer)
         return heard
 
