@@ -28,15 +28,13 @@ _DIRECTIONS = {"ascending": True, "asc": True, "descending": False, "desc": Fals
 _ALL_BUT_THE_SIGN = np.iinfo(np.int64).max
 
 
-def checked_order(order_by: Any, names: Sequence[str]) -> Order | None:
+def checked_order(order_by: Any, names: Sequence[str]) -> Order:
     """Return `order_by`: text such as "price desc, id", or a list of such texts and of pairs ("price", "descending").
 
     `names`: the table's columns, which may have spaces and commas. Only the first occurrence of a column counts: rows
     that are equal in it stay equal.
     Raises: Invalid for any other form; the read checks whether the columns exist.
     """
-    if order_by is None:
-        return None
     if isinstance(order_by, str):
         order_by = [order_by] if order_by in names else order_by.split(",")
     parts = [None] if isinstance(order_by, Mapping) else elements("order_by", order_by)

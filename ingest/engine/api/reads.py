@@ -182,7 +182,7 @@ class Reads(ABC):
           Without it the order is undefined.
         """
         wanted, skipped = listed(columns), not_negative("offset", offset)
-        order = checked_order(order_by, self.schema.names)
+        order = None if order_by is None else checked_order(order_by, self.schema.names)
         request: dict[str, Any] = {"columns": wanted, "filter": sql(filter), "limit": checked_limit(limit, skipped)}
         if order is not None:
             request["order_by"] = order
