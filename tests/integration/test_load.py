@@ -312,7 +312,7 @@ def test_a_daemon_waits_for_a_load_and_goes_on(small_config: SmallConfig, serve:
     with memwal.connect(endpoint) as table:
         attempt = flush.begin_load(store, BaseTable.open(uri), load_id("t"), clock, wal.SystemIds())
         table.put(made.rows(range(10)))
-        wait_until(lambda: any("a load asks commits to wait" in line for line in running.errors))
+        wait_until(lambda: any("a load asks commits to wait" in line for line in running.log))
         assert names(table, "committed") == {}
         assert len(names(table)) == 10
         table.flush()
