@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from memwal.ingest.service.client import retry as attempts
 from memwal.ingest.service.client.remote import RemoteTable
 from tests import append_rows
 from tests.cluster import spread, start_daemon
-from tests.conftest import Start, WaitUntil
+from tests.conftest import Start, WaitUntil, wait_until
 from tests.messages import raises
 from tests.s3_server import free_ports
 
@@ -95,6 +96,13 @@ def test_a_daemon_that_is_killed_costs_time_only(tmp_path: Path, start: Start, w
         assert append_rows.counted(table) == writers.acked
 
 
+def stand_still(process: subprocess.Popen[str]) -> None:
+    """Stop a process, and wait until it stands still: its threads run until one of them handles the signal."""
+    process.send_signal(signal.SIGSTOP)
+    tasks = Path(f"/proc/{process.pid}/task")
+    wait_until(lambda: all(" T " in (task / "stat").read_text() for task in tasks.iterdir()))
+
+
 def two_that_are_waited_for(
     tmp_path: Path, uri: str, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[list[str], list[Any]]:
@@ -122,7 +130,7 @@ def test_a_stream_to_a_daemon_that_stands_still_goes_to_its_successor(
             streams.append(table.open_stream(region, memwal.Token("spark", 1), timeout=3600))
             for batch in rows.filter(pa.array(buckets == bucket)).to_batches():
                 streams[-1].write(batch)
-        running[0].process.send_signal(signal.SIGSTOP)
+        stand_still(running[0].process)
         try:
             assert all(stream.finish().applied for stream in streams)
             assert append_rows.counted(table) == Counter(range(200))
@@ -148,7 +156,7 @@ def test_calls_by_hand_to_a_daemon_that_stands_still_go_to_its_successor(
 
     def frozen(number: int, call: Callable[[], Any]) -> Any:
         wait_until(lambda: shared(table))
-        running[number].process.send_signal(signal.SIGSTOP)
+        stand_still(running[number].process)
         try:
             return call()
         finally:
