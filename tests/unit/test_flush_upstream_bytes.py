@@ -95,7 +95,7 @@ def test_bloom_filter_and_sidecar_are_lances(case: str, tmp_path: Path) -> None:
     # In about one of several hundred runs Lance's writer encodes the same texts into other bytes, and once ShardWriter
     # left one of 16,484 keys out of its sidecar: compare with a new SST up to three times.
     for attempt in range(3):
-        theirs, ours = flushed_by_lance(keys, tmp_path / f"theirs {attempt}"), tmp_path / f"ours {attempt}"
+        theirs, ours = flushed_by_lance(keys, tmp_path / f"lance {attempt}"), tmp_path / f"memwal {attempt}"
         ours.mkdir()
         write_key_sidecar(str(ours), page_data(keys))
         if (ours / data).read_bytes() == (theirs / data).read_bytes():

@@ -12,6 +12,7 @@ from typing import Any
 
 from memwal import flush
 from memwal.ingest.engine.api import arguments
+from memwal.ingest.engine.api.versions import no_tag
 from memwal.ingest.errors import FencedError, Invalid, Unavailable
 from memwal.ingest.suggest import suggestion
 from memwal.memtable import IndexSpec
@@ -49,9 +50,7 @@ def tagged(base: flush.BaseTable, name: Any, version: Any, *, replace: bool = Fa
     known = flush.tags_of(base.dataset)
     if version is None:
         if name not in known:
-            raise Invalid(
-                f"the tag {name!r} does not exist{suggestion(name, known) if known else '; the table has no tags'}"
-            )
+            raise no_tag(name, known)
         tags.delete(name)
         return
     number = arguments.whole("version", version, 1, arguments.ROWS_MAX)

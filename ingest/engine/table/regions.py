@@ -316,5 +316,5 @@ def prove(writers: Sequence[RegionWriter], at_once: int, *, anew: bool) -> None:
     `at_once`: number of regions confirmed in parallel. Raises: Fenced; wal errors.
     """
     proofs = [proof for writer in writers if (proof := writer.unproven(anew=anew)) is not None]
-    if proofs:
+    if proofs:  # usually none, because leases cover the reads
         list(each(lambda proof: proof(), proofs, at_once))
