@@ -180,13 +180,13 @@ def _table(place: Place) -> RenderableType:
         else (spec.name, 0, "not built yet")
         for spec in base.indexes
     ]
-    names, regions = ("region", "epoch", "flushed to", "committed", "pending SSTs"), list[tuple[Any, ...]]()
+    names, regions = ("region", "id", "epoch", "flushed", "committed", "SSTs"), list[tuple[Any, ...]]()
     for region in layout.regions(place.store):
         if (manifest := wal.ManifestStore(place.store, region).latest()) is not None:
             committed = base.committed.get(region, 0)
             pending = sum(each.generation > committed for each in manifest.ssts)
             epoch, flushed = manifest.writer_epoch, manifest.replay_after
-            regions.append((f"{wal.named(region)}, {region}", epoch, flushed, committed, pending))
+            regions.append((wal.named(region), str(region), epoch, flushed, committed, pending))
     return Group(
         fields("table", shown),
         columns("indexes", ("index", "rows covered", "bytes"), indexes),
