@@ -40,15 +40,16 @@ def expect_routing(uri: str, ours: int | None, theirs: int) -> None:
         raise resized(uri, ours, theirs)
 
 
-def not_owner(region: UUID, owner: str | None = None, *, reason: str = "not_owner") -> Unavailable:
+def not_owner(region: UUID, owner: tuple[str, int] | None = None, *, reason: str = "not_owner") -> Unavailable:
     """Return the error of a call for a region that this process does not own; nothing was written.
 
-    `owner`: its endpoint; None if unknown.
+    `owner`: its endpoint and its epoch, 0 if it has yet to claim the region; None if unknown.
     """
-    holder = f"the daemon at {owner} owns it" if owner else "another daemon owns it, or none yet"
+    endpoint, epoch = owner or (None, 0)
+    holder = f"the daemon at {endpoint} owns it" if owner else "another daemon owns it, or none yet"
     return Unavailable(
         f"{named(region)} is not owned by this daemon: {holder}; retry at its owner with the same token",
-        {"reason": reason, "region": str(region), "owner": owner},
+        {"reason": reason, "region": str(region), "owner": endpoint, "epoch": epoch},
     )
 
 

@@ -98,6 +98,30 @@ def test_the_owner_that_a_daemon_names_is_tried_at_once_and_once() -> None:
     assert router.rounds == 2
 
 
+def test_a_claim_after_that_of_the_named_owner_is_noticed() -> None:
+    """The router may have heard of a claim that the daemon it calls had not: epochs are compared, not counted."""
+    daemons = Daemons(a=answer({"r0": 1, "r1": 1}), b=answer({}), c=answer({}))
+    router = daemons.router(A, B, C)
+    router.learn(router.rounds)
+    attempts = Attempts(FakeClock(), SeededIds(), 60.0, repeatable=True)
+
+    def follow(owner: str, epoch: int) -> None:
+        details = {"reason": "not_owner", "region": "r1", "owner": owner, "epoch": epoch}
+        router.before_next(attempts, Unavailable("it is not mine", details), router.rounds)
+
+    daemons.answers[C] = answer({"r1": 2})
+    follow(B, 3)
+    assert (router.owners(["r1"]), router.epochs()["r1"]) == ({B: ["r1"]}, 3)
+    moved = router.watch(B, ["r1"])
+    assert not moved()
+    daemons.answers[C] = answer({"r1": 4})
+    assert moved()
+    assert router.owners(["r1"]) == {C: ["r1"]}
+    router.rounds += 1
+    follow(B, 3)  # older than what is known: the daemons are asked
+    assert router.owners(["r1"]) == {C: ["r1"]}
+
+
 def test_a_read_that_ended_two_daemons_is_not_sent_to_a_third() -> None:
     daemons = Daemons(a=answer({"r0": 1, "r1": 1}), b=answer({}), c=answer({}))
     router, clock = daemons.router(), FakeClock()

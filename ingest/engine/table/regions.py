@@ -81,8 +81,9 @@ class RegionSet:
         self.changing = threading.RLock()
         self._changed = threading.Condition(self.changing)
         self.order = base.regions
-        self.hint: Callable[[UUID], str | None] = lambda _: None
-        """Returns the endpoint that owns a region which is not here, None if unknown."""
+        self.hint: Callable[[UUID], tuple[str, int] | None] = lambda _: None
+        """Returns the endpoint that owns a region which is not here, and its epoch (0: it has yet to claim it); None if
+        unknown."""
         self.assure: Callable[[], None] = lambda: None
         """Called before a read: if this process may have paused, releases regions that another process has claimed."""
         self.draining = False

@@ -326,15 +326,22 @@ class Router:
         return self.table is None or error.details.get("table", self.table) == self.table
 
     def _follow(self, error: MemWalError) -> bool:
-        """Apply the owner that a rejection names, once per region and round. Return whether it named a known daemon."""
+        """Apply the owner that a rejection names, once per region and round. Return whether this was done.
+
+        Not if it names an unknown daemon, or an older claim than the router knows. The claim's epoch is kept, so that
+        `watch` notices the next claim if the named daemon does not answer.
+        """
         if not isinstance(error, Unavailable) or error.details.get("reason") not in (NOT_OWNER, DRAINING):
             return False
-        region, owner = str(error.details.get("region")), str(error.details.get("owner"))
+        told = error.details
+        region, owner, epoch = str(told.get("region")), str(told.get("owner")), int(told.get("epoch", 0))
         known = self._owners.get(region)
-        if known is None or owner not in self._connections or self._followed.get(region) == self.rounds:
+        if known is None or owner not in self._connections or 0 < epoch < known.epoch:
+            return False
+        if self._followed.get(region) == self.rounds:
             return False
         self._followed[region] = self.rounds
-        self.believe({**self._owners, region: Owner(owner, known.epoch)})
+        self.believe({**self._owners, region: Owner(owner, epoch)})
         return True
 
     def _take_over(self, answers: Mapping[str, Mapping[str, Any]]) -> None:

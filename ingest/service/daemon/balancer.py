@@ -119,11 +119,14 @@ class Balancer:
         seconds."""
         return self._settled.wait(timeout)
 
-    def owner(self, region: UUID) -> str | None:
-        """Return the endpoint that has `region`, or should have it; None if unknown."""
+    def owner(self, region: UUID) -> tuple[str, int] | None:
+        """Return the endpoint that has `region` and its epoch, else the one that should have it and 0; None if
+        unknown."""
         with self._lock:
-            owner = self._watch.owner(region)
-            return owner[0] if owner is not None else target(region, self._watch.live(self._clock.monotonic()))
+            if (owner := self._watch.owner(region)) is not None:
+                return owner[:2]
+            should = target(region, self._watch.live(self._clock.monotonic()))
+            return None if should is None else (should, 0)
 
     def peers(self) -> list[dict[str, Any]]:
         """Return the other daemons as this one sees them.

@@ -34,7 +34,8 @@ message with JSON. With `"explain": true`, one more message ends the answer of a
 the caller cancels the call, work that has not begun by then is not done.
 
 Several daemons may share a table, each with some of its regions. A call that names a region owned elsewhere, or sends
-rows of one, fails with Unavailable and `{"reason": "not_owner" | "draining", "region", "owner"}`; nothing was written.
+rows of one, fails with Unavailable and `{"reason": "not_owner" | "draining", "region", "owner", "epoch"}`; nothing was
+written. `epoch`: the owner's, 0 if it has yet to claim the region.
 `table`, on all but "schema" and "regions": the id of the caller's table. Ports are reused, and regions of all tables
 have the same ids, so a daemon of another table rejects the call as if it did not own the region.
 Settings of [daemon] limit calls: `calls_max`, `message_max`, `put_max`, `query_timeout`, `query_memory` (`limits`).
