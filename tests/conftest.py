@@ -502,12 +502,12 @@ def serve_with(start: Start, config: Path, *options: str) -> tuple[Running, str]
 
 
 RUN_SCRIPT = """import runpy, sys
-from memwal.ingest.service.daemon.process import prepare_process
-prepare_process()
+from memwal.ingest.own_process import without_pandas
+without_pandas()
 del sys.argv[0]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
-"""Runs a script without pandas, as a daemon does: its import takes a quarter of the start's processor time."""
+"""Runs a script without pandas, as a command does: its import takes a quarter of the start's processor time."""
 
 
 @pytest.fixture

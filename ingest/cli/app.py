@@ -17,7 +17,7 @@ import typer
 
 from memwal.ingest.cli.command import Call, CommandConsole, Commands, exit_code, lines_of
 from memwal.ingest.errors import Invalid
-from memwal.ingest.own_process import own_process
+from memwal.ingest.own_process import own_process, with_pandas, without_pandas
 from memwal.ingest.service.ops.logs import silence_grpc
 
 Config = Annotated[
@@ -118,9 +118,9 @@ def serve(
     ] = False,
 ) -> int:
     """Serve the table: claim its regions and answer over Arrow Flight until stopped."""
-    from memwal.ingest.service.daemon.process import prepare_process
+    from memwal.ingest.service.daemon.process import limit_arenas
 
-    prepare_process()
+    limit_arenas()
     from memwal.ingest.settings.load import load
 
     chosen = {} if on_spark is None else {"MEMWAL__DAEMON__ON_SPARK": str(on_spark)}
@@ -130,6 +130,7 @@ def serve(
         screen.say(f"serving {settings.table.uri} at {', '.join(endpoints)}")
 
     if settings.daemon.on_spark:
+        with_pandas()  # for PySpark
         from memwal.ingest.spark.fleet.driver import serve_on_spark
 
         code = serve_on_spark(settings, os.environ, lambda endpoints: say(*endpoints), take_over=take_over)
@@ -645,6 +646,8 @@ def command() -> NoReturn:
 def main() -> NoReturn:
     """Run the command in the process's arguments. Raises: SystemExit with its exit code."""
     silence_grpc()
+    if sys.argv[1:2] != ["run"]:  # PySpark needs pandas
+        without_pandas()
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # an escaped character is better than half a result
     sys.exit(exit_code(lambda: app(standalone_mode=False)))

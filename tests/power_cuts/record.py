@@ -90,7 +90,7 @@ def record(
 
 def python(module: str, *arguments: str) -> list[str]:
     """Return the command line that runs a module of the tests, without pandas: its import makes thousands of calls."""
-    prepare = "from memwal.ingest.service.daemon.process import prepare_process; prepare_process()"
+    prepare = "from memwal.ingest.own_process import without_pandas; without_pandas()"
     run = "import runpy, sys; runpy.run_module(sys.argv.pop(1), run_name='__main__')"
     return [sys.executable, "-c", f"{prepare}; {run}", module, *arguments]
 

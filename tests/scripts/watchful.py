@@ -5,19 +5,10 @@ A daemon without callers otherwise detects a fence after up to 10 s, a resize af
 
 from __future__ import annotations
 
-from memwal.ingest.service.daemon.process import prepare_process
+from memwal.ingest.cli.app import main
+from memwal.ingest.engine.table import resize
+from memwal.ingest.service.daemon import claim_again, serve
 
-
-def main() -> None:
-    """Run the command in the process's arguments."""
-    prepare_process()  # as `memwal serve` does before it imports anything
-    from memwal.ingest.cli.app import main as command
-    from memwal.ingest.engine.table import resize
-    from memwal.ingest.service.daemon import claim_again, serve
-
-    claim_again.LOOK_EVERY = resize.LOOK_EVERY = 0.2
-    serve.LOOK_EVERY = 0.1
-    command()
-
-
+claim_again.LOOK_EVERY = resize.LOOK_EVERY = 0.2
+serve.LOOK_EVERY = 0.1
 main()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,15 @@ def test_with_handlers_and_output(tmp_path: Path) -> None:
 def test_an_output_that_was_closed_hides_no_exit_code(tmp_path: Path) -> None:
     program = "from memwal.ingest.own_process import own_process, sys; own_process(lambda: sys.stdout.close() or 3)"
     assert ended(["-c", program], tmp_path) == (3, "")
+
+
+def test_a_command_imports_no_pandas(small_config: Callable[..., Path]) -> None:
+    """It takes a third of the processor time of a short command."""
+    command = [sys.executable, "-X", "importtime", "-m", "memwal.ingest.cli.app", "init", str(small_config())]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True)
+    imported = {line.rpartition("|")[2].strip() for line in ran.stderr.splitlines()}
+    assert {"pyarrow.dataset", "lance"} <= imported
+    assert "pandas.core" not in imported
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from memwal.ingest.errors import to_wire
-from memwal.ingest.own_process import own_process
+from memwal.ingest.own_process import own_process, without_pandas
 
 
 def _say(answer: dict[str, Any]) -> None:
@@ -22,9 +22,10 @@ def _say(answer: dict[str, Any]) -> None:
 
 def main() -> int:
     """Read the configuration, serve, and report an error to the parent; return the exit code."""
-    from memwal.ingest.service.daemon.process import prepare_process
+    from memwal.ingest.service.daemon.process import limit_arenas
 
-    prepare_process()
+    limit_arenas()
+    without_pandas()
     from memwal.ingest.engine.table.replay_progress import Unhurried, in_words
     from memwal.ingest.errors import classify
     from memwal.ingest.service.daemon.serve import serve
