@@ -28,10 +28,9 @@ from memwal.ingest.engine.api.rows import KeyRuns, Mask, Places
 from memwal.ingest.engine.changes.start import Gone, Start
 from memwal.ingest.engine.read.base import BaseReads
 from memwal.memtable import TOMBSTONE, MemTable
-from memwal.wal import Corrupt, EntryCodec, ObjectStore, WalFormat, codec_for
+from memwal.wal import Corrupt, Entry, EntryCodec, ObjectStore, WalFormat, codec_for
 from memwal.wal.codec.columns import EntryColumns
 from memwal.wal.entry_reader import EntryReader
-from memwal.wal.records import Entry
 from memwal.wal.replay import BatchAssembler
 
 NOWHERE = -1

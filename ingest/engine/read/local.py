@@ -19,7 +19,6 @@ import numpy as np
 import pyarrow as pa
 
 from memwal import flush
-from memwal.flush import BaseTable
 from memwal.ingest.caller import expect_waiting
 from memwal.ingest.engine.api.explanation import Watch
 from memwal.ingest.engine.api.keys import normalise_keys
@@ -151,7 +150,7 @@ class VersionReads(LevelReads):
         return []
 
 
-def regions_of(base: BaseTable, keys: Any) -> Iterator[UUID]:
+def regions_of(base: flush.BaseTable, keys: Any) -> Iterator[UUID]:
     """Yield the regions that can have rows of `keys` (any form that `get` accepts); None: the regions of all rows.
 
     Uses the routing of `base`, and only when the first region is requested: a read of the base table alone needs none.

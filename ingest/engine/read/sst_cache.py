@@ -24,8 +24,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 from uuid import UUID
 
-from memwal import flush
-from memwal.flush import BaseTable
+from memwal.flush import BaseTable, read_sst
 from memwal.memtable import MemTable, Snapshot, row_schema
 from memwal.wal import ObjectStore, SsTable
 
@@ -145,6 +144,6 @@ def load_sst(base: BaseTable, store: ObjectStore, region: UUID, sst: SsTable, co
     specs = [spec for spec in base.indexes if spec.kind == "btree" or spec.column in columns]
     rows = row_schema(base.schema, base.key)
     table = MemTable(rows, base.key, specs, sst.generation)
-    table.restore(flush.read_sst(store, region, sst, base.shape.rows).cast(rows))
+    table.restore(read_sst(store, region, sst, base.shape.rows).cast(rows))
     table.freeze()
     return table

@@ -15,7 +15,6 @@ import numpy as np
 import pyarrow as pa
 
 from memwal import flush
-from memwal.flush import BaseTable
 from memwal.ingest.engine.api.explanation import ExplainedLevel, ExplainedPart, ExplainedSearch
 from memwal.ingest.engine.api.ordering import Order, first_rows
 from memwal.ingest.engine.read.base import DISTANCE, BaseReads
@@ -150,7 +149,7 @@ class Trace:
         self._seconds[what] = self._seconds.get(what, 0.0) + self.clock.monotonic() - began
         return result
 
-    def begin(self, base: BaseTable, stacks: tuple[Stack, ...]) -> BaseTable:
+    def begin(self, base: flush.BaseTable, stacks: tuple[Stack, ...]) -> flush.BaseTable:
         """Record the levels of the read; return `base` with a dataset that reports Lance's scans to this trace."""
         self._base = base
         for view, stack in zip(self._views, stacks, strict=True):

@@ -56,7 +56,6 @@ from memwal.ingest.engine.region.log import NOTHING_WRITTEN, Beside, RegionLog
 from memwal.ingest.engine.region.state import Backlog, RegionLevels, RowAges
 from memwal.ingest.engine.region.write_queue import Write
 from memwal.memtable import Checked
-from memwal.wal import named
 
 NOT_ENCODED = (pa.ArrowException, ValueError, TypeError, RuntimeError)
 """Failures to encode rows, before the entry's slot is touched. The callers get them; the region continues."""
@@ -249,7 +248,7 @@ class RegionCore:
         if isinstance(error, wal.FencedAfterWrite):
             error = error.fence
         if isinstance(error, wal.OutcomeUnknown):  # unknown only to the callers whose rows were in that entry
-            error = wal.Poisoned(f"{named(self.region)}: the writer stopped itself: {error}; open the table again")
+            error = wal.Poisoned(f"{wal.named(self.region)}: the writer stopped itself: {error}; open the table again")
         return self.levels.fail(error)
 
     # ---- the serving party ---------------------------------------------------------------------------------------

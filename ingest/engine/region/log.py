@@ -30,7 +30,6 @@ import pyarrow as pa
 from memwal import wal
 from memwal.ingest.engine.region.context import RegionContext
 from memwal.memtable import Checked
-from memwal.wal import named
 from memwal.wal.applied import AppliedMap
 from memwal.wal.clock import Instant
 
@@ -250,7 +249,7 @@ class RegionLog:
             raise error.fence from error
         except wal.OutcomeUnknown as error:
             raise wal.Poisoned(
-                f"{named(self._region)}: the writer stopped itself: {error}; open the table again"
+                f"{wal.named(self._region)}: the writer stopped itself: {error}; open the table again"
             ) from error
 
     # ---- inside --------------------------------------------------------------------------------------------------

@@ -23,7 +23,6 @@ from memwal.ingest.engine.region.context import Limits, RegionContext
 from memwal.ingest.engine.region.counters import Step
 from memwal.ingest.errors import BUSY, FLUSH_FAILING, Unavailable
 from memwal.memtable import MemTable
-from memwal.wal import Clock, named
 
 State = Literal["serving", "flush_failing", "fenced", "poisoned"]
 """The state of a region: serving; serving while flushes fail; ended by a newer writer; ended by a storage failure."""
@@ -35,7 +34,7 @@ class RowAges:
     Thread safety. `began` from the region's thread, the rest from any thread.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: wal.Clock) -> None:
         self._clock = clock
         self._opened = clock.monotonic()
         self._since: dict[int, float] = {}
@@ -349,7 +348,7 @@ class RegionLevels:
 
     @property
     def _name(self) -> str:
-        return f"{self._context.store.url('')}: {named(self._region)}"
+        return f"{self._context.store.url('')}: {wal.named(self._region)}"
 
     @property
     def unflushed(self) -> int:

@@ -16,7 +16,6 @@ from memwal.flush.resizing.routing import decided
 from memwal.ingest.engine.table.regions import RegionSet
 from memwal.ingest.errors import FencedError, MemWalError
 from memwal.ingest.refusals import being_resized, resized
-from memwal.wal import named
 
 _LOG = logging.getLogger("memwal.table")
 LOOK_EVERY = 5.0
@@ -57,8 +56,8 @@ class Resizing:
         if sealed is None:
             return None
         return (
-            f"{named(sealed)} is sealed: the table is being resized; if that broke off, run `memwal regions resize` "
-            "again, with the present number of regions to go back"
+            f"{wal.named(sealed)} is sealed: the table is being resized; if that broke off, run `memwal regions "
+            "resize` again, with the present number of regions to go back"
         )
 
     def told(self, error: MemWalError) -> MemWalError:
