@@ -287,7 +287,7 @@ def gone_error(base: BaseTable, store: wal.ObjectStore, gone: Gone, at: Mapping[
     kept = (
         "nothing can be read now"
         if oldest is None
-        else (f"the oldest that can be read is {oldest.regions.get(gone.region, 0)}")
+        else f"the oldest that can be read is {oldest.regions.get(gone.region, 0)}"
     )
     return Invalid(
         f"{uri}: changes of {wal.named(gone.region)} after position {asked} are no longer kept; {kept}: begin again "

@@ -263,8 +263,7 @@ class RegionChanges:
             values = pa.concat_tables([values, stored_rows.select(list(form.columns)).cast(values.schema)])
         values = values.take(pa.array(source))
         changes = change_table(form.schema, values, str(self._region), positions[row], numbers[row], kinds)
-        if self.stored is not None and row.size + deletes.size:
-            self.stored.apply(rows)
+        self._keep(rows)
         return changes
 
     def _take(self, to: int) -> list[tuple[int, Entry]]:
