@@ -129,9 +129,7 @@ class Admission:
         return self._checker.checked(owned, owned.get_total_buffer_size() + len(owned))
 
     def _whole(self, rows: pa.Table) -> pa.Table:
-        """Return `rows` with all columns of the table; missing columns are null."""
-        if not self.is_partial(rows):
-            return rows
+        """Return partial `rows` with all columns of the table; missing columns are null."""
         columns = [
             rows.column(field.name) if field.name in rows.column_names else pa.nulls(rows.num_rows, field.type)
             for field in self.columns
