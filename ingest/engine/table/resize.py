@@ -8,7 +8,7 @@ regions of the new routing instead.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from uuid import UUID
 
 from memwal import wal
@@ -52,7 +52,7 @@ class Resizing:
 
     def under_way(self) -> str | None:
         """Return a message if a resize has sealed an owned region and has decided nothing yet, else None."""
-        sealed = self._sealed(self._fenced())
+        sealed = self._sealed()
         if sealed is None:
             return None
         return (
@@ -65,7 +65,7 @@ class Resizing:
         if not isinstance(error, FencedError):
             return error
         # Only the decision removes a seal, so check for seals first.
-        resizes = self._sealed(self._fenced()) is not None or self.done() is not None
+        resizes = self._sealed() is not None or self.done() is not None
         return being_resized(self._uri) if resizes else error
 
     def look(self) -> None:
@@ -78,9 +78,9 @@ class Resizing:
     def _fenced(self) -> list[UUID]:
         return [each.region for each in self._regions.writers if isinstance(each.failure, wal.Fenced)]
 
-    def _sealed(self, regions: Iterable[UUID]) -> UUID | None:
+    def _sealed(self) -> UUID | None:
         store, clock = self._regions.context.store, self._regions.context.clock
-        for region in regions:
+        for region in self._fenced():
             manifest = wal.ManifestStore(store, region, clock=clock).latest()
             if manifest is not None and manifest.status is wal.RegionStatus.SEALED:
                 return region
