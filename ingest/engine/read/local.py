@@ -24,7 +24,7 @@ from memwal.ingest.engine.api.explanation import Watch
 from memwal.ingest.engine.api.keys import normalise_keys
 from memwal.ingest.engine.api.reads import Level, Reads, check_level
 from memwal.ingest.engine.read.levels import CaptureOvertaken, RegionView, Reshaped
-from memwal.ingest.engine.read.reader import Reader
+from memwal.ingest.engine.read.reader import Captured, Reader
 from memwal.ingest.engine.read.traced import Trace
 from memwal.ingest.errors import Invalid, Unavailable, translate_errors
 from memwal.wal.panics import RustPanic, panics_as_errors
@@ -123,8 +123,9 @@ class LevelReads(Reads):
                     capture = partial(self._views, checked, request.get("keys"), again=attempt > 0)
                     views = capture() if trace is None else trace.captured(capture)
                     expect_waiting()
+                    levels = Captured(views, self._buckets, trace)
                     with panics_as_errors:
-                        answer = getattr(self._reader, read)(views, buckets=self._buckets, trace=trace, **request)
+                        answer = getattr(self._reader, read)(levels, **request)
                     if explain is not None and trace is not None:
                         explain.add(trace.part)
                     return answer
