@@ -108,10 +108,19 @@ def best_visible(
     spare = 0 if fetch_ties is None else spare
     enough = k + rows_above + spare
     wanted = min(enough, share.wanted(k) + spare)
+
+    def fetched(fetch: Callable[[int], tuple[Candidates, pa.Table]], number: int) -> tuple[Candidates, Ids, bool]:
+        """Return fetched rows, which of them are visible, and whether no more exist; record how many are hidden."""
+        candidates, keys = fetch(number)
+        found = len(candidates.scores)
+        if not rows_above:
+            return candidates, np.arange(found), found < number
+        visible = np.flatnonzero(~hides(keys))
+        share.saw(found, found - len(visible))
+        return candidates, visible, found < number
+
     while True:
-        candidates, keys = fetch(wanted)
-        visible = _visible(keys, hides, len(candidates.scores), rows_above, share)
-        whole = len(candidates.scores) < wanted
+        candidates, visible, whole = fetched(fetch, wanted)
         if len(visible) >= k or whole or wanted == enough:
             break
         wanted = min(enough, 4 * wanted)
@@ -120,19 +129,8 @@ def best_visible(
     for further in TIES:
         if whole or len(visible) < k or candidates.scores[visible[k - 1]] != candidates.scores[-1]:
             break
-        candidates, keys = fetch_ties(wanted + further)
-        visible = _visible(keys, hides, len(candidates.scores), rows_above, share)
-        whole = len(candidates.scores) < wanted + further
+        candidates, visible, whole = fetched(fetch_ties, wanted + further)
     return Visible(candidates, visible[: with_ties(candidates.scores[visible], k)])
-
-
-def _visible(keys: pa.Table, hides: Callable[[pa.Table], Mask], found: int, rows_above: int, share: HiddenShare) -> Ids:
-    """Return which of the rows with `keys` are visible, and record how many are not."""
-    if not rows_above:
-        return np.arange(found)
-    visible = np.flatnonzero(~hides(keys))
-    share.saw(found, found - len(visible))
-    return visible
 
 
 def merge(levels: Sequence[Visible], k: int, *, ascending: bool, name: str, schema: pa.Schema, keyed: bool) -> pa.Table:
