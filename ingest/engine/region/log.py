@@ -42,6 +42,17 @@ Raises: RuntimeError if no thread can be started.
 """
 
 
+def lasting(error: BaseException, region: UUID) -> BaseException:
+    """Return the error of all later calls after `error`: an outcome is unknown only to callers with rows in that
+    entry.
+    """
+    if isinstance(error, wal.FencedAfterWrite):
+        return error.fence
+    if isinstance(error, wal.OutcomeUnknown):
+        return wal.Poisoned(f"{wal.named(region)}: the writer stopped itself: {error}; open the table again")
+    return error
+
+
 @dataclass(slots=True)
 class _Lingering:
     """Visible rows that are not in the log, their bytes, and the monotonic time (s) at which the first was applied.
@@ -245,12 +256,8 @@ class RegionLog:
             self.finish()
         except NOTHING_WRITTEN:
             pass  # those rows linger again and are appended with the new ones
-        except wal.FencedAfterWrite as error:
-            raise error.fence from error
         except wal.OutcomeUnknown as error:
-            raise wal.Poisoned(
-                f"{wal.named(self._region)}: the writer stopped itself: {error}; open the table again"
-            ) from error
+            raise lasting(error, self._region) from error
 
     # ---- inside --------------------------------------------------------------------------------------------------
 
