@@ -34,7 +34,7 @@ from lance.dataset import ColumnOrdering
 from memwal.flush import BaseTable
 from memwal.flush.base.ttl import Expiry
 from memwal.ingest.caller import expect_room, hold
-from memwal.ingest.engine.api.ordering import Order
+from memwal.ingest.engine.api.ordering import Order, Places
 from memwal.ingest.engine.read.base_match import BaseMatch
 from memwal.ingest.engine.read.lance_scans import ROW_ID, awaited, filtered, gathered, taken
 from memwal.ingest.engine.read.request import LARGE, VectorQuery, at_most
@@ -73,7 +73,6 @@ MB; reading the whole table took 0.4 s instead of 0.3 s (pylance 14.0.2, 2 cores
 """
 _OF_A_FILTER = "Error applying filter expression to batch"
 """Lance's error text for a filter that fails on a row."""
-Positions = npt.NDArray[np.int64]
 
 
 class BaseReads:
@@ -89,7 +88,7 @@ class BaseReads:
         self._key = list(base.key)
         self._specs = {spec.column: spec for spec in base.indexes}
 
-    def get(self, keys: pa.Table, columns: Sequence[str]) -> tuple[pa.Table, Positions]:
+    def get(self, keys: pa.Table, columns: Sequence[str]) -> tuple[pa.Table, Places]:
         """Return the rows whose key is among `keys` (distinct, at least one), with `columns`, and each key's
         position.
         """
@@ -249,14 +248,14 @@ class BaseReads:
     def _many(self, keys: int) -> bool:
         return keys * ROWS_PER_KEY > self.rows
 
-    def _get_by_filter(self, keys: pa.Table, columns: Sequence[str]) -> tuple[pa.Table, Positions]:
+    def _get_by_filter(self, keys: pa.Table, columns: Sequence[str]) -> tuple[pa.Table, Places]:
         wanted = list(dict.fromkeys([*columns, *self._key]))
         passed = gathered(self._dataset.scanner(columns=wanted, filter=self._live(among(keys))))
         rows, positions = match_keys(passed.select(self._key), keys)
         exact = passed if len(rows) == passed.num_rows else passed.take(pa.array(rows))
         return exact.select(list(columns)), positions
 
-    def _get_by_scan(self, keys: pa.Table, columns: Sequence[str]) -> tuple[pa.Table, Positions]:
+    def _get_by_scan(self, keys: pa.Table, columns: Sequence[str]) -> tuple[pa.Table, Places]:
         timed = [] if self._expiry is None else [self._expiry.column]
         scanner = self._dataset.scanner(columns=list(dict.fromkeys([*self._key, *timed])))
         present = gathered(scanner, counted=False)
@@ -289,7 +288,7 @@ class BaseReads:
         return gathered(scanner)
 
 
-def match_keys(present: pa.Table, keys: pa.Table) -> tuple[Positions, Positions]:
+def match_keys(present: pa.Table, keys: pa.Table) -> tuple[Places, Places]:
     """Return pairs (row of `present`, row of `keys`) with equal keys, ascending by the first; `keys` is distinct.
 
     Both tables have exactly the key columns. One column uses a hash of `keys`, several use Arrow's hash join.
@@ -355,7 +354,7 @@ class BucketReads(BaseReads):
         self._routing = base.hashed
         self._factor = MARGIN * base.buckets / max(1, len(self._buckets))
 
-    def get(self, keys: pa.Table, columns: Sequence[str]) -> tuple[pa.Table, Positions]:
+    def get(self, keys: pa.Table, columns: Sequence[str]) -> tuple[pa.Table, Places]:
         """As `BaseReads.get`; keys of other buckets are missing."""
         ours = np.flatnonzero(self._ours(keys))
         if not len(ours):
