@@ -159,7 +159,7 @@ class StoredRows:
     """
 
     def __init__(self, form: Form, start: Start) -> None:
-        self._form, self.base = form, start.base
+        self.base = start.base
         """The version of the base table below the log."""
         self._names = [name for name in form.stored.names if name != TOMBSTONE]
         self._columns = EntryColumns(form.stored)

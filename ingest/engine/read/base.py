@@ -86,7 +86,6 @@ class BaseReads:
         self._base, self._expiry = base, expiry
         self._dataset: lance.LanceDataset = base.dataset
         self._key = list(base.key)
-        self._specs = {spec.column: spec for spec in base.indexes}
 
     def get(self, keys: pa.Table, columns: Sequence[str]) -> tuple[pa.Table, Places]:
         """Return the rows whose key is among `keys` (distinct, at least one), with `columns`, and each key's
@@ -243,7 +242,8 @@ class BaseReads:
 
     def _is_built(self, column: str) -> bool:
         """Return whether the index of `column` is built; a vector index is built once the table has enough rows."""
-        return self._specs[column].name in {index.name for index in self._dataset.describe_indices()}
+        built = {index.name for index in self._dataset.describe_indices()}
+        return any(spec.column == column and spec.name in built for spec in self._base.indexes)
 
     def _many(self, keys: int) -> bool:
         return keys * ROWS_PER_KEY > self.rows
@@ -351,7 +351,6 @@ class BucketReads(BaseReads):
     def __init__(self, base: BaseTable, buckets: Collection[int], expiry: Expiry | None = None) -> None:
         super().__init__(base, expiry)
         self._buckets = np.array(sorted(buckets), dtype=np.int32)
-        self._routing = base.hashed
         self._factor = MARGIN * base.buckets / max(1, len(self._buckets))
 
     def get(self, keys: pa.Table, columns: Sequence[str]) -> tuple[pa.Table, Places]:
@@ -412,4 +411,4 @@ class BucketReads(BaseReads):
         return np.isin(self._base.route(rows), self._buckets)
 
     def _with_routing(self, columns: Sequence[str]) -> list[str]:
-        return list(dict.fromkeys([*columns, *self._routing]))
+        return list(dict.fromkeys([*columns, *self._base.hashed]))

@@ -52,7 +52,6 @@ class Admission:
     """
 
     def __init__(self, context: RegionContext) -> None:
-        self._required = context.required
         self.context = context
         self.keeps = keeps(context.key, context.rules.upsert)
         """Whether a column that a write lacks keeps its stored values; otherwise it becomes null."""
@@ -113,7 +112,7 @@ class Admission:
         whole = [each.rows if each.rows.num_columns == width else self._whole(each.rows) for each in writes]
         rows = whole[0] if len(whole) == 1 else pa.concat_tables(whole)
         rows.validate(full=True)  # before the copy, which trusts the offsets of strings and lists
-        for name in self._required:
+        for name in self.context.required:
             if rows.column(name).null_count and any(_is_missing(write, name) for write in writes):
                 raise InvalidRows(f"column {name!r} is null in a row: give it a value", column=name)
         owned = self._copied(rows, single=len(writes) == 1)
