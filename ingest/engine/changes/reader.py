@@ -216,9 +216,7 @@ class ChangesReader:
         return True
 
     def _tip(self, region: UUID) -> int:
-        """Return the newest position of `region`. Makes one request, more only if entries are new or may have been
-        lost.
-        """
+        """Return the newest position of `region`: one request, more if entries are new or may have been lost."""
         at, suffix = self._at.get(region, 0), self._base.codec.suffix
 
         def exists(position: int) -> bool:

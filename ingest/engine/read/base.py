@@ -88,9 +88,7 @@ class BaseReads:
         self._key = list(base.key)
 
     def get(self, keys: pa.Table, columns: Sequence[str]) -> tuple[pa.Table, Places]:
-        """Return the rows whose key is among `keys` (distinct, at least one), with `columns`, and each key's
-        position.
-        """
+        """Return the rows of `keys` (distinct, at least one) with `columns`, and the position of each row's key."""
         if self._many(keys.num_rows):
             return self._get_by_scan(keys, columns)
         chunks = [keys.slice(at, KEYS_PER_FILTER) for at in range(0, keys.num_rows, KEYS_PER_FILTER)]
@@ -312,9 +310,7 @@ def picked_rows(rows: pa.Table, mask: npt.NDArray[np.bool_]) -> pa.Table:
 
 
 def among(keys: pa.Table) -> str:
-    """Return a Lance filter that passes every row with a key among `keys`, and possibly more rows for several key
-    columns.
-    """
+    """Return a Lance filter that passes all rows of `keys`, and possibly more for several key columns."""
     return " AND ".join(
         f"`{name}` IN ({', '.join(map(_literal, pc.unique(column).to_pylist()))})"
         for name, column in zip(keys.column_names, keys.columns, strict=True)

@@ -42,9 +42,7 @@ class LevelReads(Reads):
     """Buckets of the base rows to read; None: all."""
 
     def __init__(self, base: flush.BaseTable, reader: Reader) -> None:
-        """`base`: provides key and buckets, and the columns and indexes until they change. Every read opens the newest
-        version.
-        """
+        """`base`: has the key and buckets, and the first columns and indexes. Every read opens the newest version."""
         self.base = base
         self.schema = base.schema
         self.key = base.key

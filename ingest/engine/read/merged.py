@@ -161,9 +161,7 @@ class MergedView:
         return concatenate(parts, parts[0].schema) if parts else None
 
     def best(self, k: int, filter: str | None, columns: list[str], *rankings: Ranking) -> list[list[Visible]]:
-        """Return, for each ranking, the `k` best visible rows of every level, newest levels first, the base table
-        last.
-        """
+        """Return, by ranking, the `k` best visible rows of each level, newest levels first, the base table last."""
         k = self._at_most(k)
         searches = [
             partial(self._best_of_base, k, columns, ranking.base, ranking.score, ranking.spare) for ranking in rankings
@@ -179,9 +177,7 @@ class MergedView:
     # ---- steps of one level: `read.traced` measures them ----------------------------------------------------
 
     def _held_rows(self, level: Snapshot, keys: pa.Table, columns: list[str]) -> tuple[Mask, pa.Table | None]:
-        """Return which of `keys` the level has, and their newest rows, with expired rows as tombstones; None for no
-        rows.
-        """
+        """Return which of `keys` the level has, and their newest rows (None: no rows), expired ones as tombstones."""
         at = level.lookup(keys)
         held: Mask = at >= 0
         if not held.any():
@@ -198,9 +194,7 @@ class MergedView:
         return sum(len(positions) for _, positions in self._visible_above(filter))
 
     def _count_base(self, filter: str | None) -> int:
-        """Return the number of visible base rows: Lance counts all, and only rows whose key a newer level has are
-        read.
-        """
+        """Return the number of visible base rows: Lance counts all; rows whose key a newer level has are read."""
         above = self.keys_above()
         return self.base.count(filter) - (0 if above is None else self._held_in_base(above, filter))
 

@@ -46,9 +46,7 @@ _OF_STORAGE = (wal.Corrupt, wal.Overtaken, flush.NotALanceTable, OSError, ValueE
 
 @dataclass(frozen=True, slots=True)
 class PinnedRegion:
-    """The levels of one region above the base table. `after`, `upto`: the WAL entries are those at `after`+1 ..
-    `upto`.
-    """
+    """The levels of one region above the base table, with the WAL entries `after`+1 .. `upto`."""
 
     region: UUID
     ssts: tuple[wal.SsTable, ...]

@@ -155,9 +155,7 @@ class Reader:
         return self._base
 
     def expiry(self) -> Expiry | None:
-        """Return the expiry rule at the present time, from the version that was opened last. Makes no request to
-        storage.
-        """
+        """Return the present expiry rule of the version that was opened last. Makes no request to storage."""
         base = self._base
         return None if base.ttl is None else base.expiry(self._clock.now())
 

@@ -103,9 +103,7 @@ class SstCache:
         return snapshot
 
     def keep(self, sst: Hashable, columns: Columns, table: MemTable) -> None:
-        """Add the memtable that was flushed as `sst`, with indexes on `columns`, unless a read has already loaded the
-        SST.
-        """
+        """Add the memtable flushed as `sst`, with indexes on `columns`, unless a read has loaded the SST already."""
         kept = _Kept(columns)
         kept.loaded.set_result((table, table.snapshot()))
         with self._lock:

@@ -136,9 +136,7 @@ class Admission:
         return pa.Table.from_arrays(columns, schema=self.columns)
 
     def _copied(self, rows: pa.Table, *, single: bool) -> pa.Table:
-        """Return `rows` in one newly allocated chunk. The empty first piece forces the copy: Arrow does not copy a
-        single piece.
-        """
+        """Return `rows` in one new chunk. The empty first piece forces the copy: Arrow does not copy a single piece."""
         if single and len(batches := rows.to_batches()) == 1:  # most puts; takes two thirds of the time
             return pa.Table.from_batches([pa.concat_batches([self._no_batch, *batches])])
         return pa.concat_tables([self._nothing, rows]).combine_chunks()

@@ -199,9 +199,7 @@ class RegionCore:
         return self._others_read_until <= 0 or self._context.clock.monotonic() >= self._others_read_until
 
     def settle(self) -> None:
-        """Do the work that a claim may defer; see `wal.settle_claim`. Raises: Fenced, which ends the region; errors of
-        storage.
-        """
+        """Do the work that a claim may defer (`wal.settle_claim`). Raises: Fenced (it ends the region); wal errors."""
         with self._ended_by_fence():
             manifest = wal.settle_claim(self._manifests, self.guard, self.levels.manifest, self._sentinel)
         self.levels.adopt(manifest)
@@ -216,9 +214,7 @@ class RegionCore:
             self.lease.prove()
 
     def waiting(self) -> Backlog:
-        """Return the rows that are not in the base table, as of the last `refresh`, which detects commits of other
-        processes.
-        """
+        """Return the rows that the base table lacks, as of the last `refresh`, which detects foreign commits."""
         memtables, ssts = self.levels.memtables(), self.levels.manifest.ssts
         unflushed = [table.generation for table in memtables if table.rows]
         age = self._ages.oldest([*unflushed, *(sst.generation for sst in ssts)])

@@ -43,9 +43,7 @@ Raises: RuntimeError if no thread can be started.
 
 
 def lasting(error: BaseException, region: UUID) -> BaseException:
-    """Return the error of all later calls after `error`: an outcome is unknown only to callers with rows in that
-    entry.
-    """
+    """Return the error of later calls: an outcome is unknown only to callers with rows in the failed entry."""
     if isinstance(error, wal.FencedAfterWrite):
         return error.fence
     if isinstance(error, wal.OutcomeUnknown):
@@ -296,9 +294,7 @@ class RegionLog:
             append.seconds, append.ended = self._clock.monotonic() - began, True
 
     def _write(self, rows: pa.Table, size: int, maps: tuple[AppliedMap, AppliedMap], generation: int) -> int:
-        """Append `rows` of `size` bytes. `maps`: the applied map that is already durable, and the map after the
-        append.
-        """
+        """Append `rows` of `size` bytes. `maps`: the applied map that is durable, and the map after the append."""
         durable, applied = maps
         if size <= self._entry_size_max or rows.num_rows == 1:
             return self._appender.append(rows, generation=generation, applied=applied)

@@ -114,9 +114,7 @@ def look_up(
 
 
 class Refused(Exception):
-    """Raised when some writes of a group cannot be resolved. `errors` is keyed by write number. Never leaves this
-    package.
-    """
+    """Some writes of a group cannot be resolved. `errors`: by write number. Never leaves this package."""
 
     def __init__(self, errors: Mapping[int, InvalidRows]) -> None:
         super().__init__(f"{len(errors)} writes")

@@ -71,9 +71,7 @@ class Backlog:
 
     @staticmethod
     def of_all(regions: Sequence[Backlog]) -> Backlog:
-        """Return the combined backlog of several regions: the largest number of SSTs, the sum of bytes, the oldest
-        rows.
-        """
+        """Return the backlog of several regions together: the most SSTs, the sum of bytes, the oldest rows."""
         ages = [region.age for region in regions if region.age is not None]
         unflushed = [region.unflushed for region in regions if region.unflushed is not None]
         return Backlog(
@@ -144,9 +142,7 @@ class RegionLevels:
             return RegionView(self._region, snapshots, self.manifest.ssts, shapes=shapes, active=active)
 
     def has_room(self, limits: Limits) -> bool:
-        """Return whether puts need not wait: unflushed bytes and uncommitted SSTs are below their limits. Takes no
-        lock.
-        """
+        """Return whether unflushed bytes and uncommitted SSTs are below the limits of puts. Takes no lock."""
         return self.unflushed < limits.unflushed_max and not 0 < limits.pending_max <= len(self.manifest.ssts)
 
     def wait_for_room(self, limits: Limits, timeout: float) -> bool:

@@ -230,9 +230,7 @@ class RegionWriter:
         return {**told, "behind": self.behind(), "last_errors": errors}
 
     def settle(self) -> None:
-        """Do the work that the claim deferred. Errors are only logged: nothing depends on it, and a flush repeats
-        it.
-        """
+        """Do the work that the claim deferred. Errors are only logged: a flush does the same work."""
         try:
             self._core.settle()
         except wal.Fenced as error:

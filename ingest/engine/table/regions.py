@@ -245,9 +245,7 @@ class RegionSet:
                 owners.renew(context.store, writer.region, epoch, self._endpoint, daemon=daemon)
 
     def close(self) -> None:
-        """Close every writer and delete the notes. Raises: the error of a writer's `close`; all are closed even
-        then.
-        """
+        """Close all writers, even if one raises, and delete the notes. Raises: the error of a writer's `close`."""
         with self.changing:
             self._closed = True
         with ExitStack() as every:  # closes each, even if others raise

@@ -29,9 +29,7 @@ class Resizing:
     """
 
     def __init__(self, uri: str, regions: RegionSet, routing: int, met: Callable[[], int]) -> None:
-        """`routing`: its version when the regions were claimed. `met`: returns its version in the base table opened
-        last.
-        """
+        """`routing`: its version at the claims. `met`: returns its version in the base table opened last."""
         self._uri, self._regions, self._routing, self._met = uri, regions, routing, met
         self._looked = regions.context.clock.monotonic()
         self._told = False

@@ -259,9 +259,7 @@ class TableUpkeep:
             self._see(base)
 
     def collect(self, ages: Ages | None = None) -> None:
-        """Collect the garbage of the regions here, and renew their owner's notes. `ages`: None for those of the
-        settings.
-        """
+        """Collect the garbage of the regions here; renew their owner's notes. `ages`: None: those of the settings."""
         self._regions.renew_notes()
         base, leads = self._reader.base(), self.leads()
         regions = [writer.region for writer in self._regions.writers]

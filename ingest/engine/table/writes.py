@@ -182,9 +182,7 @@ class TableWrites:
         return acks
 
     def _split(self, admission: Admission, rows: pa.Table, deletes: bool) -> list[tuple[RegionWriter, pa.Table]]:
-        """Return the rows by region, in order. Raises: InvalidRows, Invalid for wrong rows, if they go to several
-        regions.
-        """
+        """Return the rows by region, in order. Raises: InvalidRows, Invalid for wrong rows of several regions."""
         if len(self._regions.order) == 1 or not rows.num_rows:
             return [(self._regions.of_bucket(0), rows)] if rows.num_rows else []
         admission.check(rows, deletes=deletes)  # a single region checks its rows itself; routing reads the key
