@@ -34,6 +34,7 @@ from lance.dataset import ColumnOrdering
 from memwal.flush import BaseTable
 from memwal.flush.base.ttl import Expiry
 from memwal.ingest.caller import expect_room, hold
+from memwal.ingest.engine.api.fusion import DISTANCE
 from memwal.ingest.engine.api.ordering import Order, Places
 from memwal.ingest.engine.read.base_match import BaseMatch
 from memwal.ingest.engine.read.lance_scans import ROW_ID, awaited, filtered, gathered, taken
@@ -46,7 +47,6 @@ from memwal.memtable.filter.translation import translate
 from memwal.memtable.text.columns import ColumnsQuery
 from memwal.wal.errors import first_line
 
-DISTANCE = "_distance"
 OF_A_CANDIDATE = 16
 """Bytes of a row's number and its score."""
 ROWS_PER_KEY = 100

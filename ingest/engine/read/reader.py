@@ -24,12 +24,12 @@ from memwal.flush.base.shape import Shape
 from memwal.flush.base.ttl import Expiry
 from memwal.ingest.caller import expect_waiting
 from memwal.ingest.engine.api.arguments import at_least_one, checked_limit, text_columns
+from memwal.ingest.engine.api.fusion import DISTANCE, SCORE
 from memwal.ingest.engine.api.keys import normalise_keys
 from memwal.ingest.engine.api.ordering import Order, Places, Scores, check_orderable
 from memwal.ingest.engine.api.reads import COUNT, value_counts
 from memwal.ingest.engine.api.results import RowStream, gathered
-from memwal.ingest.engine.read.base import DISTANCE, BaseReads, BucketReads
-from memwal.ingest.engine.read.base_match import SCORE
+from memwal.ingest.engine.read.base import BaseReads, BucketReads
 from memwal.ingest.engine.read.levels import BaseChanged, CaptureOvertaken, Mask, RegionView, Reshaped, Stack
 from memwal.ingest.engine.read.merged import ROWS_PER_STEP, MergedView, Ranking
 from memwal.ingest.engine.read.request import (

@@ -16,9 +16,9 @@ import pyarrow as pa
 
 from memwal import flush
 from memwal.ingest.engine.api.explanation import ExplainedLevel, ExplainedPart, ExplainedSearch
+from memwal.ingest.engine.api.fusion import DISTANCE, SCORE
 from memwal.ingest.engine.api.ordering import Order, Places, first_rows
-from memwal.ingest.engine.read.base import DISTANCE, BaseReads
-from memwal.ingest.engine.read.base_match import SCORE
+from memwal.ingest.engine.read.base import BaseReads
 from memwal.ingest.engine.read.lance_scans import LanceScan, WatchedDataset
 from memwal.ingest.engine.read.levels import Mask, RegionView, Stack
 from memwal.ingest.engine.read.merged import Fetch, MergedView, Ranking
