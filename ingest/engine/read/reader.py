@@ -267,7 +267,7 @@ class Reader:
         known = moment.known
         out, most = checked_columns(columns, known.schema, known.gone, added=(DISTANCE,)), at_least_one(k)
         column = column or only_vectors("column", known)
-        ranking = self._nearness.ranking("search", moment.base, known, column, vector, filter, how)
+        ranking = self._nearness.ranking("search", moment, column, vector, filter, how)
         (best,) = self._merged_view(moment, filter, column).best(most, filter, out, ranking)
         return merge(best, most, ascending=True, name=DISTANCE, schema=known.projected(out), keyed=bool(known.key))
 
@@ -320,7 +320,7 @@ class Reader:
         near = vector_column or only_vectors("vector_column", known)
         matching = all_texts("text_column", known) if text_column is None else text_column
         boosts = text_columns("text_column", matching)
-        by_vector = self._nearness.ranking("vector_column", moment.base, known, near, vector, filter, how)
+        by_vector = self._nearness.ranking("vector_column", moment, near, vector, filter, how)
         by_text = relevance("text_column", known, boosts, text, filter)
         merged_view = self._merged_view(moment, filter, near, *boosts)
         closest, fittest = merged_view.best(most, filter, out, by_vector, by_text)
@@ -474,22 +474,15 @@ class Nearness:
         self._warned: set[str] = set()
 
     def ranking(
-        self,
-        what: str,
-        base: BaseTable,
-        known: KnownColumns,
-        column: str,
-        vector: Any,
-        filter: str | None,
-        how: Mapping[str, Any],
+        self, what: str, moment: _Moment, column: str, vector: Any, filter: str | None, how: Mapping[str, Any]
     ) -> Ranking:
         """Rank by distance. `what`: the read or its argument, for messages. `how`: see `vector_query`.
 
         Raises: Invalid.
         """
-        query = vector_query(what, column, vector, known, **how)
+        query = vector_query(what, column, vector, moment.known, **how)
         if query.exact:
-            self._warn(base, query)
+            self._warn(moment.base, query)
 
         def above(level: Snapshot, n: int, mask: Mask) -> tuple[Places, Scores]:
             rows, scores = level.search(column, query.vector, n, mask, query.metric, query.low)
@@ -504,7 +497,7 @@ class Nearness:
 
         exact: Way | None = None if query.low is None else "low"
         if not query.indexed:
-            has_index = any((spec.column, spec.kind) == (column, "ivf_pq") for spec in known.indexes)
+            has_index = any((spec.column, spec.kind) == (column, "ivf_pq") for spec in moment.known.indexes)
             exact = "metric" if has_index else "no index"
         return Ranking(above, below, DISTANCE, (column,), way, exact)
 
