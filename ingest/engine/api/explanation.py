@@ -298,6 +298,14 @@ class Watch:
         """Begin an attempt; parts of earlier ones are dropped."""
         self._attempts, self._parts = self._attempts + 1, []
 
+    def heard(self, endpoint: str) -> Callable[[Mapping[str, Any]], None]:
+        """Return a receiver for the explanation that the daemon at `endpoint` sends, in the form of
+        `Explanation.as_dict`.
+        """
+        sent: list[Mapping[str, Any]] = []
+        self.add(lambda _: replace(Explanation.of(sent[0]).parts[0], endpoint=endpoint) if sent else None)
+        return sent.append
+
     def ended(self, answer: T) -> T:
         """Call `explain` (for a stream at its end) and return the answer."""
         self._pause()
@@ -346,15 +354,8 @@ def watching(read: str, level: str, explain: Explain | None) -> Watch | None:
 
 
 def heard(watch: Watch | None, endpoint: str) -> Callable[[Mapping[str, Any]], None] | None:
-    """Return a receiver for the explanation that the daemon at `endpoint` sends, in the form of `Explanation.as_dict`.
-
-    Returns None without a watch.
-    """
-    if watch is None:
-        return None
-    sent: list[Mapping[str, Any]] = []
-    watch.add(lambda _: replace(Explanation.of(sent[0]).parts[0], endpoint=endpoint) if sent else None)
-    return sent.append
+    """Return a receiver for the explanation of the daemon at `endpoint`; None without a watch."""
+    return None if watch is None else watch.heard(endpoint)
 
 
 def ended(watch: Watch | None, answer: T) -> T:
