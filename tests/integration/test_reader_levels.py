@@ -15,7 +15,7 @@ from lance.mem_wal import CompactedSsTable
 
 from memwal import flush, wal
 from memwal.ingest.engine.read.levels import CaptureOvertaken, RegionView
-from memwal.ingest.engine.read.reader import Reader
+from memwal.ingest.engine.read.reader import Captured, Reader
 from memwal.memtable import IndexSpec, MemTable, Snapshot, row_schema, tombstones, with_tombstone
 from tests.support.clock import SeededIds
 
@@ -164,8 +164,8 @@ class World:
 
     # ---- reads -------------------------------------------------------------------------------------------------------
 
-    def views(self) -> list[RegionView]:
-        return [
+    def views(self) -> Captured:
+        views = [
             RegionView(
                 wal.bucket_region(bucket),
                 tuple(table.snapshot() for table in tables if table.rows),
@@ -173,6 +173,7 @@ class World:
             )
             for bucket, tables in self.memtables.items()
         ]
+        return Captured(views)
 
     def reader(self) -> Reader:
         return Reader(self.base, self.store)

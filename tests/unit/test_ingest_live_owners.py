@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +91,7 @@ def test_a_process_that_the_system_does_not_show_may_run(
 
 
 def test_a_process_is_written_into_a_note_and_read_again() -> None:
-    assert Process.of(HERE.noted()) == HERE
+    assert Process.of(asdict(HERE)) == HERE
     assert Process.of({"pid": 1}) is None
     assert Process.of(None) is None
 
@@ -169,7 +169,7 @@ def test_the_remedy_is_one_that_works() -> None:
 
 def test_what_is_wrong_with_our_own_certificate_says_nothing_of_the_owner(tmp_path: Path) -> None:
     store, region = open_store(str(tmp_path)), bucket_region(0)
-    note = {"epoch": 3, "daemon": True, "endpoint": AT, "process": AWAY.noted()}
+    note = {"epoch": 3, "daemon": True, "endpoint": AT, "process": asdict(AWAY)}
     store.put(owner_key(region), json.dumps(note).encode())
     settings = load(
         {"table": {"uri": str(tmp_path), "key": ["id"]}, "daemon": {"tls_ca": str(tmp_path / "none.pem")}}, {}

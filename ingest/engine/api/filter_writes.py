@@ -135,9 +135,7 @@ class Table(Protocol):
         ...
 
     def applied(self, producer: str, *, logged: bool) -> Applied:
-        """Return the sequences of `producer` that the regions have applied; with `logged`, once they are in the
-        logs.
-        """
+        """Return the sequences of `producer` that the regions have applied; `logged`: wait until the logs have them."""
         ...
 
 
@@ -172,9 +170,7 @@ class FilterWrite:
         self._positions: dict[str, int] = {}
 
     def run(self, token: TokenLike, *, durable: bool, timeout: float | None) -> Receipt:
-        """Delete or update, and return the receipt. `timeout`: seconds for the whole call. Raises: as
-        `Operations.delete`.
-        """
+        """Delete or update; return the receipt. `timeout`: of the whole call (s). Raises: as `Operations.delete`."""
         parsed, limit, durable = Token.parse(token), seconds("timeout", timeout), yes_or_no("durable", durable)
         if not self._table.key:
             raise Invalid("the table has no key (append_only), so no row can be deleted or updated")

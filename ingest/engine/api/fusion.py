@@ -118,9 +118,7 @@ def checked_weights(weights: Any) -> tuple[float, float]:
 
 
 def _by_relevance(rows: pa.Table, relevance: npt.NDArray[np.float64]) -> pa.Table:
-    """Sort by relevance, best first; rows with equal relevance by distance, then in the order of the candidates (by
-    key).
-    """
+    """Sort by relevance, best first; equal rows by distance, then in the order of the candidates (by key)."""
     rows = rows.drop_columns([RELEVANCE]) if RELEVANCE in rows.column_names else rows
     near = rows.column(DISTANCE).fill_null(math.inf).to_numpy()
     order = np.lexsort((near, -relevance))

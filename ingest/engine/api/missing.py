@@ -67,9 +67,7 @@ class CallersColumns:
         self._whole: pa.Schema | None = None
 
     def know(self, schema: pa.Schema) -> None:
-        """Record a put of all columns of `schema`, the table's. Costs nothing if the last such put had the same
-        object.
-        """
+        """Record a put of all columns of `schema`, the table's. Costs nothing for the object of the last such put."""
         if schema is not self._whole:
             self._known, self._whole = self._known.union(schema.names), schema
 

@@ -108,9 +108,7 @@ class Reads(ABC):
 
     @abstractmethod
     def _answer(self, read: str, level: str, /, *, explain: Watch | None = None, **request: Any) -> Any:
-        """Return the result of the method `read` of `read.reader.Reader` with `request`. `explain`: receives the
-        parts.
-        """
+        """Return the answer of the method `read` of `read.reader.Reader`. `explain`: receives the parts."""
 
     @property
     @abstractmethod
@@ -425,9 +423,7 @@ class Reads(ABC):
 
 
 def _sent(name: str, columns: Any) -> str | dict[str, float]:
-    """Return the columns of a match in the form for sending: a single column without a boost as its name. Raises:
-    Invalid.
-    """
+    """Return the columns of a match for sending: one column without a boost as its name. Raises: Invalid."""
     boosts = text_columns(name, columns)
     return next(iter(boosts)) if list(boosts.values()) == [1.0] else boosts
 

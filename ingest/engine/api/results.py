@@ -222,9 +222,6 @@ def _expect_installed(library: str) -> Any:
         raise Invalid(f"to_{library}: {library} is not installed; pip install {library}") from None
 
 
-_NOT_IN_PYTHON = (ValueError, OverflowError)
-
-
 def python_values(column: pa.ChunkedArray | pa.Array) -> list[Any]:
     """Return the values of a column; if Python cannot hold one of its times, all are ISO 8601 text (UTC if zoned).
 
@@ -234,7 +231,7 @@ def python_values(column: pa.ChunkedArray | pa.Array) -> list[Any]:
         return list(column.to_pylist())
     except UnicodeDecodeError:
         raise
-    except _NOT_IN_PYTHON:
+    except (ValueError, OverflowError):
         chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
         return [value for chunk in chunks for value in _texts(chunk)]
 

@@ -213,9 +213,9 @@ def first_of_each_key(rows: pa.Table, key: Sequence[str], deletes: Deletes = Fal
     It is False for a row whose key an earlier row puts without a delete in between. `refuse`: raise Invalid instead,
     with the first such key and its two rows. Requires: key columns without nulls.
     """
-    codes, deleting = key_codes(rows.select(list(key))), np.broadcast_to(deletes, rows.num_rows)
-    order = np.argsort(codes, kind="stable")
-    repeats = (codes[order][1:] == codes[order][:-1]) & ~deleting[order][1:] & ~deleting[order][:-1]
+    runs = KeyRuns(rows.select(list(key)))
+    order, deleting = runs.order, np.broadcast_to(deletes, rows.num_rows)[runs.order]
+    repeats = ~runs.begins[1:] & ~deleting[1:] & ~deleting[:-1]
     again = order[1:][repeats]
     once = np.ones(rows.num_rows, dtype=np.bool_)
     once[again] = False

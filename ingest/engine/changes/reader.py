@@ -39,7 +39,6 @@ from memwal.ingest.engine.changes.start import Gone, Starts
 from memwal.ingest.engine.read.request import checked_columns
 from memwal.ingest.errors import Invalid, Unavailable
 from memwal.memtable import TOMBSTONE
-from memwal.wal import named
 from memwal.wal.entry_reader import EntryReader
 from memwal.wal.layout import entry_key
 from memwal.wal.panics import panics_as_errors
@@ -217,9 +216,7 @@ class ChangesReader:
         return True
 
     def _tip(self, region: UUID) -> int:
-        """Return the newest position of `region`. Makes one request, more only if entries are new or may have been
-        lost.
-        """
+        """Return the newest position of `region`: one request, more if entries are new or may have been lost."""
         at, suffix = self._at.get(region, 0), self._base.codec.suffix
 
         def exists(position: int) -> bool:
@@ -277,7 +274,7 @@ def gone_error(base: BaseTable, store: wal.ObjectStore, gone: Gone, at: Mapping[
     uri = base.uri
     if gone.ahead:
         return Invalid(
-            f"{uri}: {named(gone.region)}: the log does not reach position {gone.position}: the position is of "
+            f"{uri}: {wal.named(gone.region)}: the log does not reach position {gone.position}: the position is of "
             "another table, or the table was restored; begin again with since='earliest'"
         )
     asked = at.get(gone.region, 0)
@@ -288,10 +285,10 @@ def gone_error(base: BaseTable, store: wal.ObjectStore, gone: Gone, at: Mapping[
     kept = (
         "nothing can be read now"
         if oldest is None
-        else (f"the oldest that can be read is {oldest.regions.get(gone.region, 0)}")
+        else f"the oldest that can be read is {oldest.regions.get(gone.region, 0)}"
     )
     return Invalid(
-        f"{uri}: changes of {named(gone.region)} after position {asked} are no longer kept; {kept}: begin again "
+        f"{uri}: changes of {wal.named(gone.region)} after position {asked} are no longer kept; {kept}: begin again "
         "with since='earliest' and a new copy of the table, and raise gc.changes_age_min",
         {"reason": CHANGES_GONE, "oldest": oldest.to_json() if oldest and len(oldest.regions) <= _TOLD else None},
     )
@@ -307,7 +304,7 @@ def position_at(base: BaseTable, store: wal.ObjectStore, at: str) -> Position:
         position = starts.earliest(region)
         if position is None:
             raise Unavailable(
-                f"{base.uri}: {named(region)}: the log was collected up to a position that the base table has not "
+                f"{base.uri}: {wal.named(region)}: the log was collected up to a position that the base table has not "
                 "reached: commit the table and try again, or set gc.changes_age_min"
             )
         return position

@@ -28,10 +28,9 @@ from memwal.ingest.engine.api.rows import KeyRuns, Mask, Places
 from memwal.ingest.engine.changes.start import Gone, Start
 from memwal.ingest.engine.read.base import BaseReads
 from memwal.memtable import TOMBSTONE, MemTable
-from memwal.wal import Corrupt, EntryCodec, ObjectStore, WalFormat, codec_for
+from memwal.wal import Corrupt, Entry, EntryCodec, ObjectStore, WalFormat, codec_for
 from memwal.wal.codec.columns import EntryColumns
 from memwal.wal.entry_reader import EntryReader
-from memwal.wal.records import Entry
 from memwal.wal.replay import BatchAssembler
 
 NOWHERE = -1
@@ -160,7 +159,7 @@ class StoredRows:
     """
 
     def __init__(self, form: Form, start: Start) -> None:
-        self._form, self.base = form, start.base
+        self.base = start.base
         """The version of the base table below the log."""
         self._names = [name for name in form.stored.names if name != TOMBSTONE]
         self._columns = EntryColumns(form.stored)
@@ -264,8 +263,7 @@ class RegionChanges:
             values = pa.concat_tables([values, stored_rows.select(list(form.columns)).cast(values.schema)])
         values = values.take(pa.array(source))
         changes = change_table(form.schema, values, str(self._region), positions[row], numbers[row], kinds)
-        if self.stored is not None and row.size + deletes.size:
-            self.stored.apply(rows)
+        self._keep(rows)
         return changes
 
     def _take(self, to: int) -> list[tuple[int, Entry]]:

@@ -16,9 +16,8 @@ from uuid import UUID
 
 from memwal.flush import BaseTable, FlushError, NotALanceTable
 from memwal.flush.base.manifest import manifest_version
-from memwal.wal import Corrupt, ManifestStore, ObjectStore, RegionManifest, named
+from memwal.wal import Corrupt, ManifestHistory, ManifestStore, ObjectStore, RegionManifest, named
 from memwal.wal.layout import entry_key, parse_entry_key, wal_prefix
-from memwal.wal.manifest import ManifestHistory
 from memwal.wal.probing import newest_from
 
 Progress = tuple[int, int]

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from memwal.flush import BaseTable, RowsToLoad
 from memwal.ingest.engine.api.missing import CallersColumns, Missing, missing_rule
-from memwal.ingest.engine.api.rows import RowChecker, key_codes, key_text
+from memwal.ingest.engine.api.rows import KeyRuns, RowChecker, key_text
 from memwal.ingest.engine.loads.files import InputFile, changed
 from memwal.ingest.engine.loads.formats import tables
 from memwal.ingest.errors import Invalid
@@ -87,11 +87,8 @@ def _counting(keys: pa.Table, base: BaseTable, reader: FileReader) -> npt.NDArra
     counts = np.zeros(keys.num_rows, dtype=np.bool_)
     if not keys.num_rows:
         return counts
-    codes = key_codes(keys)
-    rule = base.rules.on_duplicate
-    _, first = np.unique(codes, return_index=True)
-    _, from_the_end = np.unique(codes[::-1], return_index=True)
-    last = keys.num_rows - 1 - from_the_end
+    rule, runs = base.rules.on_duplicate, KeyRuns(keys)
+    first, last = runs.first, runs.order[np.append(runs.begins[1:], True)]
     counts[first if rule == "first" else last] = True
     if rule == "fail" and len(first) < keys.num_rows:
         pairs = np.flatnonzero(first != last)

@@ -200,7 +200,7 @@ def _format(name: str, form: str | None) -> Format:
     if form is not None:
         if form not in known:
             raise Invalid(f"--format {form}: no format of files{suggestion(form, known)}")
-        return ENDINGS["json" if form == "ndjson" else form]
+        return ENDINGS[form]
     endings = Path(name).name.lower().split(".")[1:]
     ending = endings[-2] if len(endings) > 1 and endings[-1] in _COMPRESSED else endings[-1] if endings else ""
     if ending not in ENDINGS or ENDINGS[ending] == "lance":

@@ -34,7 +34,8 @@ from lance.dataset import ColumnOrdering
 from memwal.flush import BaseTable
 from memwal.flush.base.ttl import Expiry
 from memwal.ingest.caller import expect_room, hold
-from memwal.ingest.engine.api.ordering import Order
+from memwal.ingest.engine.api.fusion import DISTANCE
+from memwal.ingest.engine.api.ordering import Order, Places
 from memwal.ingest.engine.read.base_match import BaseMatch
 from memwal.ingest.engine.read.lance_scans import ROW_ID, awaited, filtered, gathered, taken
 from memwal.ingest.engine.read.request import LARGE, VectorQuery, at_most
@@ -46,7 +47,6 @@ from memwal.memtable.filter.translation import translate
 from memwal.memtable.text.columns import ColumnsQuery
 from memwal.wal.errors import first_line
 
-DISTANCE = "_distance"
 OF_A_CANDIDATE = 16
 """Bytes of a row's number and its score."""
 ROWS_PER_KEY = 100
@@ -73,7 +73,6 @@ MB; reading the whole table took 0.4 s instead of 0.3 s (pylance 14.0.2, 2 cores
 """
 _OF_A_FILTER = "Error applying filter expression to batch"
 """Lance's error text for a filter that fails on a row."""
-Positions = npt.NDArray[np.int64]
 
 
 class BaseReads:
@@ -87,12 +86,9 @@ class BaseReads:
         self._base, self._expiry = base, expiry
         self._dataset: lance.LanceDataset = base.dataset
         self._key = list(base.key)
-        self._specs = {spec.column: spec for spec in base.indexes}
 
-    def get(self, keys: pa.Table, columns: Sequence[str]) -> tuple[pa.Table, Positions]:
-        """Return the rows whose key is among `keys` (distinct, at least one), with `columns`, and each key's
-        position.
-        """
+    def get(self, keys: pa.Table, columns: Sequence[str]) -> tuple[pa.Table, Places]:
+        """Return the rows of `keys` (distinct, at least one) with `columns`, and the position of each row's key."""
         if self._many(keys.num_rows):
             return self._get_by_scan(keys, columns)
         chunks = [keys.slice(at, KEYS_PER_FILTER) for at in range(0, keys.num_rows, KEYS_PER_FILTER)]
@@ -244,19 +240,20 @@ class BaseReads:
 
     def _is_built(self, column: str) -> bool:
         """Return whether the index of `column` is built; a vector index is built once the table has enough rows."""
-        return self._specs[column].name in {index.name for index in self._dataset.describe_indices()}
+        built = {index.name for index in self._dataset.describe_indices()}
+        return any(spec.column == column and spec.name in built for spec in self._base.indexes)
 
     def _many(self, keys: int) -> bool:
         return keys * ROWS_PER_KEY > self.rows
 
-    def _get_by_filter(self, keys: pa.Table, columns: Sequence[str]) -> tuple[pa.Table, Positions]:
+    def _get_by_filter(self, keys: pa.Table, columns: Sequence[str]) -> tuple[pa.Table, Places]:
         wanted = list(dict.fromkeys([*columns, *self._key]))
         passed = gathered(self._dataset.scanner(columns=wanted, filter=self._live(among(keys))))
         rows, positions = match_keys(passed.select(self._key), keys)
         exact = passed if len(rows) == passed.num_rows else passed.take(pa.array(rows))
         return exact.select(list(columns)), positions
 
-    def _get_by_scan(self, keys: pa.Table, columns: Sequence[str]) -> tuple[pa.Table, Positions]:
+    def _get_by_scan(self, keys: pa.Table, columns: Sequence[str]) -> tuple[pa.Table, Places]:
         timed = [] if self._expiry is None else [self._expiry.column]
         scanner = self._dataset.scanner(columns=list(dict.fromkeys([*self._key, *timed])))
         present = gathered(scanner, counted=False)
@@ -289,7 +286,7 @@ class BaseReads:
         return gathered(scanner)
 
 
-def match_keys(present: pa.Table, keys: pa.Table) -> tuple[Positions, Positions]:
+def match_keys(present: pa.Table, keys: pa.Table) -> tuple[Places, Places]:
     """Return pairs (row of `present`, row of `keys`) with equal keys, ascending by the first; `keys` is distinct.
 
     Both tables have exactly the key columns. One column uses a hash of `keys`, several use Arrow's hash join.
@@ -313,9 +310,7 @@ def picked_rows(rows: pa.Table, mask: npt.NDArray[np.bool_]) -> pa.Table:
 
 
 def among(keys: pa.Table) -> str:
-    """Return a Lance filter that passes every row with a key among `keys`, and possibly more rows for several key
-    columns.
-    """
+    """Return a Lance filter that passes all rows of `keys`, and possibly more for several key columns."""
     return " AND ".join(
         f"`{name}` IN ({', '.join(map(_literal, pc.unique(column).to_pylist()))})"
         for name, column in zip(keys.column_names, keys.columns, strict=True)
@@ -352,10 +347,9 @@ class BucketReads(BaseReads):
     def __init__(self, base: BaseTable, buckets: Collection[int], expiry: Expiry | None = None) -> None:
         super().__init__(base, expiry)
         self._buckets = np.array(sorted(buckets), dtype=np.int32)
-        self._routing = base.hashed
         self._factor = MARGIN * base.buckets / max(1, len(self._buckets))
 
-    def get(self, keys: pa.Table, columns: Sequence[str]) -> tuple[pa.Table, Positions]:
+    def get(self, keys: pa.Table, columns: Sequence[str]) -> tuple[pa.Table, Places]:
         """As `BaseReads.get`; keys of other buckets are missing."""
         ours = np.flatnonzero(self._ours(keys))
         if not len(ours):
@@ -413,4 +407,4 @@ class BucketReads(BaseReads):
         return np.isin(self._base.route(rows), self._buckets)
 
     def _with_routing(self, columns: Sequence[str]) -> list[str]:
-        return list(dict.fromkeys([*columns, *self._routing]))
+        return list(dict.fromkeys([*columns, *self._base.hashed]))

@@ -25,13 +25,13 @@ import numpy as np
 import pyarrow as pa
 from lance.query import BooleanQuery, FullTextOperator, FullTextQuery, MatchQuery, Occur, PhraseQuery
 
+from memwal.ingest.engine.api.fusion import SCORE
 from memwal.ingest.engine.read.lance_scans import ROW_ID, awaited, filtered, gathered, taken
 from memwal.memtable import IndexSpec
 from memwal.memtable.text.columns import ColumnsQuery, best_rows
 from memwal.memtable.text.index import MAX_SIMILAR, TextIndex
 from memwal.memtable.text.query import Clause, occur_of
 
-SCORE = "_score"
 ROWS_PER_INDEX = 16_384
 """Rows that are indexed in memory at a time if Lance cannot answer: about 25 MB beside their texts."""
 MOST_REQUIRED = 16

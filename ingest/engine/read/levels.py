@@ -54,9 +54,7 @@ class CaptureOvertaken(Exception):
 
 
 class BaseChanged(Exception):
-    """The base table has another version than the caller expects, so its rows must be read too. Callers of tables never
-    see it.
-    """
+    """The base version is not the expected one, so its rows must be read too. Callers of tables never see it."""
 
 
 class Reshaped(Unavailable):
@@ -86,9 +84,7 @@ class Stack:
 
     @property
     def rows(self) -> int:
-        """An upper bound of the base rows that these levels hide: all their rows including tombstones; 0 without
-        keys.
-        """
+        """An upper bound of the base rows that these levels hide: their rows with tombstones; 0 without keys."""
         return sum(level.n for level in self.levels) if self.keyed else 0
 
     def _uncovered(self, place: int, mask: Mask) -> Mask:

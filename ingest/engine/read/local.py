@@ -19,13 +19,12 @@ import numpy as np
 import pyarrow as pa
 
 from memwal import flush
-from memwal.flush import BaseTable
 from memwal.ingest.caller import expect_waiting
 from memwal.ingest.engine.api.explanation import Watch
 from memwal.ingest.engine.api.keys import normalise_keys
 from memwal.ingest.engine.api.reads import Level, Reads, check_level
 from memwal.ingest.engine.read.levels import CaptureOvertaken, RegionView, Reshaped
-from memwal.ingest.engine.read.reader import Reader
+from memwal.ingest.engine.read.reader import Captured, Reader
 from memwal.ingest.engine.read.traced import Trace
 from memwal.ingest.errors import Invalid, Unavailable, translate_errors
 from memwal.wal.panics import RustPanic, panics_as_errors
@@ -43,9 +42,7 @@ class LevelReads(Reads):
     """Buckets of the base rows to read; None: all."""
 
     def __init__(self, base: flush.BaseTable, reader: Reader) -> None:
-        """`base`: provides key and buckets, and the columns and indexes until they change. Every read opens the newest
-        version.
-        """
+        """`base`: has the key and buckets, and the first columns and indexes. Every read opens the newest version."""
         self.base = base
         self.schema = base.schema
         self.key = base.key
@@ -124,8 +121,9 @@ class LevelReads(Reads):
                     capture = partial(self._views, checked, request.get("keys"), again=attempt > 0)
                     views = capture() if trace is None else trace.captured(capture)
                     expect_waiting()
+                    levels = Captured(views, self._buckets, trace)
                     with panics_as_errors:
-                        answer = getattr(self._reader, read)(views, buckets=self._buckets, trace=trace, **request)
+                        answer = getattr(self._reader, read)(levels, **request)
                     if explain is not None and trace is not None:
                         explain.add(trace.part)
                     return answer
@@ -151,7 +149,7 @@ class VersionReads(LevelReads):
         return []
 
 
-def regions_of(base: BaseTable, keys: Any) -> Iterator[UUID]:
+def regions_of(base: flush.BaseTable, keys: Any) -> Iterator[UUID]:
     """Yield the regions that can have rows of `keys` (any form that `get` accepts); None: the regions of all rows.
 
     Uses the routing of `base`, and only when the first region is requested: a read of the base table alone needs none.

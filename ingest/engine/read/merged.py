@@ -12,12 +12,11 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from memwal.flush.base.ttl import Expiry
 from memwal.ingest.caller import expect_waiting, hold
-from memwal.ingest.engine.api.ordering import Order, first_rows
+from memwal.ingest.engine.api.ordering import Order, Places, Scores, first_rows
 from memwal.ingest.engine.read.base import BaseReads, picked_rows
 from memwal.ingest.engine.read.lance_scans import ROW_ID
 from memwal.ingest.engine.read.levels import Mask, Stack, hidden, picked
@@ -36,8 +35,6 @@ from memwal.memtable import TOMBSTONE, Snapshot
 from memwal.memtable.vector.index import Way
 
 ROWS_PER_STEP = 16_384
-Positions = npt.NDArray[np.int64]
-Scores = npt.NDArray[np.float32]
 Fetch = Callable[[BaseReads, int, Sequence[str]], pa.Table]
 """`fetch(base, n, columns)`: the first `n` rows of the base table in some order."""
 
@@ -51,7 +48,7 @@ class Ranking:
     `level` examines, None if unknown, and how it finds them. `exact`: why every row of the base table is compared.
     """
 
-    level: Callable[[Snapshot, int, Mask], tuple[Positions, Scores]]
+    level: Callable[[Snapshot, int, Mask], tuple[Places, Scores]]
     base: Fetch
     score: str
     columns: tuple[str, ...]
@@ -88,7 +85,7 @@ class MergedView:
 
     def rows_of(
         self, keys: pa.Table, columns: list[str], *, tombstones: bool = False, base: bool = True
-    ) -> Iterator[tuple[pa.Table, Positions]]:
+    ) -> Iterator[tuple[pa.Table, Places]]:
         """Yield the live rows of `keys` (distinct) per level, and for each row the position of its key.
 
         A level is searched only for keys that no newer level has. `tombstones`: also yield tombstones, and `_tombstone`
@@ -164,9 +161,7 @@ class MergedView:
         return concatenate(parts, parts[0].schema) if parts else None
 
     def best(self, k: int, filter: str | None, columns: list[str], *rankings: Ranking) -> list[list[Visible]]:
-        """Return, for each ranking, the `k` best visible rows of every level, newest levels first, the base table
-        last.
-        """
+        """Return, by ranking, the `k` best visible rows of each level, newest levels first, the base table last."""
         k = self._at_most(k)
         searches = [
             partial(self._best_of_base, k, columns, ranking.base, ranking.score, ranking.spare) for ranking in rankings
@@ -182,9 +177,7 @@ class MergedView:
     # ---- steps of one level: `read.traced` measures them ----------------------------------------------------
 
     def _held_rows(self, level: Snapshot, keys: pa.Table, columns: list[str]) -> tuple[Mask, pa.Table | None]:
-        """Return which of `keys` the level has, and their newest rows, with expired rows as tombstones; None for no
-        rows.
-        """
+        """Return which of `keys` the level has, and their newest rows (None: no rows), expired ones as tombstones."""
         at = level.lookup(keys)
         held: Mask = at >= 0
         if not held.any():
@@ -194,16 +187,14 @@ class MergedView:
         rows = level.take(at[held], list(dict.fromkeys([*columns, self.expiry.column])))
         return held, self.expiry.as_deleted(rows, self.key).select(columns)
 
-    def _base_rows_of(self, keys: pa.Table, columns: list[str]) -> tuple[pa.Table, Positions]:
+    def _base_rows_of(self, keys: pa.Table, columns: list[str]) -> tuple[pa.Table, Places]:
         return self.base.get(keys, columns)
 
     def _count_above(self, filter: str | None) -> int:
         return sum(len(positions) for _, positions in self._visible_above(filter))
 
     def _count_base(self, filter: str | None) -> int:
-        """Return the number of visible base rows: Lance counts all, and only rows whose key a newer level has are
-        read.
-        """
+        """Return the number of visible base rows: Lance counts all; rows whose key a newer level has are read."""
         above = self.keys_above()
         return self.base.count(filter) - (0 if above is None else self._held_in_base(above, filter))
 
@@ -218,10 +209,10 @@ class MergedView:
             visible = visible & ~self.expiry.mask(level.column(self.expiry.column))
         return visible if filter is None else level.where(filter, visible)
 
-    def _rows_passing(self, stack: Stack, place: int, filter: str | None) -> Positions:
+    def _rows_passing(self, stack: Stack, place: int, filter: str | None) -> Places:
         return np.flatnonzero(self._passing(stack, place, filter))
 
-    def _taken(self, level: Snapshot, positions: Positions, columns: list[str]) -> pa.Table:
+    def _taken(self, level: Snapshot, positions: Places, columns: list[str]) -> pa.Table:
         return level.take(positions, columns)
 
     def _hidden(self, keys: pa.Table) -> Mask:
@@ -238,7 +229,7 @@ class MergedView:
         most = with_ties(scores, k)
         positions, scores = positions[:most], scores[:most]
 
-        def take(at: Positions, names: list[str]) -> pa.Table:
+        def take(at: Places, names: list[str]) -> pa.Table:
             return level.take(positions[at], names)
 
         return Candidates(positions, scores, partial(take, names=columns), partial(take, names=self.key or columns))
@@ -274,23 +265,23 @@ class MergedView:
         wanted = list(dict.fromkeys([*columns, *hiding, *([ROW_ID] if score else [])]))
 
         def fetch(
-            n: int, names: list[str], take: Callable[[pa.Table, Positions], pa.Table]
+            n: int, names: list[str], take: Callable[[pa.Table, Places], pa.Table]
         ) -> tuple[Candidates, pa.Table]:
             expect_waiting()
             rows = ranked(self.base, n, names)
             ids = rows.column(ROW_ID).to_numpy().astype(np.int64, copy=False)
             scores = np.zeros(len(ids), np.float32) if score is None else rows.column(score).to_numpy()
 
-            def ties(at: Positions) -> pa.Table:
+            def ties(at: Places) -> pa.Table:
                 return rows.select(self.key).take(pa.array(at)) if self.key else take(rows, at)
 
             found = Candidates(ids, scores.astype(np.float32, copy=False), partial(take, rows), ties)
             return found, rows.select(hiding)
 
-        def taken(rows: pa.Table, at: Positions) -> pa.Table:
+        def taken(rows: pa.Table, at: Places) -> pa.Table:
             return rows.select(columns).take(pa.array(at))
 
-        def by_id(rows: pa.Table, at: Positions) -> pa.Table:
+        def by_id(rows: pa.Table, at: Places) -> pa.Table:
             if set(columns) <= set(hiding):
                 return taken(rows, at)
             return self.base.rows_by_id(rows.column(ROW_ID).take(pa.array(at)), columns)
@@ -305,7 +296,7 @@ class MergedView:
             spare,
         )
 
-    def _visible_above(self, filter: str | None) -> Iterator[tuple[Snapshot, Positions]]:
+    def _visible_above(self, filter: str | None) -> Iterator[tuple[Snapshot, Places]]:
         """Yield a level and the positions of its visible rows that pass, in steps of at most ROWS_PER_STEP rows."""
         for stack in self.stacks:
             for place, level in enumerate(stack.levels):

@@ -21,7 +21,6 @@ import lance
 import pyarrow as pa
 
 from memwal import flush, wal
-from memwal.flush import BaseTable
 from memwal.flush.base.ttl import Expiry
 from memwal.ingest.engine.api.reads import Level
 from memwal.ingest.engine.read.base import BaseReads
@@ -30,7 +29,6 @@ from memwal.ingest.engine.read.merged import MergedView
 from memwal.ingest.errors import Unavailable
 from memwal.memtable import TOMBSTONE, MemTable, Snapshot, row_schema
 from memwal.memtable.filter.predicate import referenced
-from memwal.wal import SsTable
 from memwal.wal.layout import sst_key
 from memwal.wal.panics import RustPanic, panics_as_errors
 from memwal.wal.parallel_map import AT_ONCE, each
@@ -48,12 +46,10 @@ _OF_STORAGE = (wal.Corrupt, wal.Overtaken, flush.NotALanceTable, OSError, ValueE
 
 @dataclass(frozen=True, slots=True)
 class PinnedRegion:
-    """The levels of one region above the base table. `after`, `upto`: the WAL entries are those at `after`+1 ..
-    `upto`.
-    """
+    """The levels of one region above the base table, with the WAL entries `after`+1 .. `upto`."""
 
     region: UUID
-    ssts: tuple[SsTable, ...]
+    ssts: tuple[wal.SsTable, ...]
     """Ascending generations, all uncommitted."""
     after: int
     upto: int
@@ -88,7 +84,7 @@ class Pinned:
     """Unix time in seconds of the process that pinned the moment: rows that have expired by then appear in no read."""
 
 
-def pin(base: BaseTable, store: wal.ObjectStore, level: Level) -> tuple[Pinned, BaseTable]:
+def pin(base: flush.BaseTable, store: wal.ObjectStore, level: Level) -> tuple[Pinned, flush.BaseTable]:
     """Return the present moment at `level`, and the base version in it. `latest` equals `durable` here.
 
     `base`: any version. Every row acknowledged as durable before the call is in a
@@ -118,7 +114,7 @@ def _manifests(store: wal.ObjectStore) -> list[wal.RegionManifest]:
     return [manifest for manifest in found if manifest is not None]
 
 
-def _end(base: BaseTable, store: wal.ObjectStore, level: Level, manifest: wal.RegionManifest) -> int:
+def _end(base: flush.BaseTable, store: wal.ObjectStore, level: Level, manifest: wal.RegionManifest) -> int:
     """Return the position of the last WAL entry to read."""
     if level == "flushed":
         return manifest.replay_after
@@ -126,7 +122,7 @@ def _end(base: BaseTable, store: wal.ObjectStore, level: Level, manifest: wal.Re
     return wal.tail_end(store, manifest.region_id, suffix, after, options=_READ_OPTIONS)
 
 
-def _pinned(newest: BaseTable, manifest: wal.RegionManifest, end: int) -> PinnedRegion:
+def _pinned(newest: flush.BaseTable, manifest: wal.RegionManifest, end: int) -> PinnedRegion:
     committed = newest.committed.get(manifest.region_id, 0)
     ssts = tuple(sst for sst in manifest.ssts if sst.generation > committed)
     return PinnedRegion(manifest.region_id, ssts, manifest.replay_after, end, manifest.log_id)
@@ -151,7 +147,7 @@ class PinnedReads:
         self._pinned = pinned
         self._store = wal.open_store(pinned.uri, storage_options)
         with self._deleted_told_apart(None):
-            self._base = BaseTable.open(pinned.uri, storage_options, version=pinned.version)
+            self._base = flush.BaseTable.open(pinned.uri, storage_options, version=pinned.version)
         self._expiry = self._base.expiry(pinned.now)
         self._keys: Stack | None = None
         self._loading = threading.Lock()
@@ -235,7 +231,7 @@ class PinnedReads:
             raise
 
     def _is_deleted(self) -> bool:
-        newest = BaseTable.open(self._pinned.uri, self._store.storage_options)
+        newest = flush.BaseTable.open(self._pinned.uri, self._store.storage_options)
         if self._pinned.version not in {ref["version"] for ref in newest.dataset.version_refs()}:
             return True
         if newest.table_id != self._pinned.table_id:
@@ -250,7 +246,7 @@ class PinnedReads:
 class FragmentReads(BaseReads):
     """Read the rows of some fragments of one base version; only `batches` is restricted to them."""
 
-    def __init__(self, base: BaseTable, fragments: Sequence[int], expiry: Expiry | None) -> None:
+    def __init__(self, base: flush.BaseTable, fragments: Sequence[int], expiry: Expiry | None) -> None:
         super().__init__(base, expiry)
         wanted = set(fragments)
         self._fragments = [part for part in base.dataset.get_fragments() if part.fragment_id in wanted]

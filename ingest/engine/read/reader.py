@@ -24,14 +24,14 @@ from memwal.flush.base.shape import Shape
 from memwal.flush.base.ttl import Expiry
 from memwal.ingest.caller import expect_waiting
 from memwal.ingest.engine.api.arguments import at_least_one, checked_limit, text_columns
+from memwal.ingest.engine.api.fusion import DISTANCE, SCORE
 from memwal.ingest.engine.api.keys import normalise_keys
-from memwal.ingest.engine.api.ordering import Order, check_orderable
+from memwal.ingest.engine.api.ordering import Order, Places, Scores, check_orderable
 from memwal.ingest.engine.api.reads import COUNT, value_counts
 from memwal.ingest.engine.api.results import RowStream, gathered
-from memwal.ingest.engine.read.base import DISTANCE, BaseReads, BucketReads
-from memwal.ingest.engine.read.base_match import SCORE
+from memwal.ingest.engine.read.base import BaseReads, BucketReads
 from memwal.ingest.engine.read.levels import BaseChanged, CaptureOvertaken, Mask, RegionView, Reshaped, Stack
-from memwal.ingest.engine.read.merged import ROWS_PER_STEP, MergedView, Positions, Ranking, Scores
+from memwal.ingest.engine.read.merged import ROWS_PER_STEP, MergedView, Ranking
 from memwal.ingest.engine.read.request import (
     KnownColumns,
     VectorQuery,
@@ -67,20 +67,27 @@ _FILTERS_REMEMBERED = 1000
 _NONE = np.empty(0, np.int64)
 
 
-class _Moment(NamedTuple):
-    """The base version that a read has opened, its columns, and the arguments `buckets` and `trace` of the read."""
+class Captured(NamedTuple):
+    """The rows to read: the captured levels above the base table, and those base rows that are in some buckets."""
 
+    views: Sequence[RegionView]
+    buckets: Collection[int] | None = None
+    """Buckets of the base rows, whose regions the views are of; None: all."""
+    trace: Trace | None = None
+    """Measures the read."""
+
+
+class _Moment(NamedTuple):
+    """The captured levels of a read, the base version that it has opened afterwards, and its columns."""
+
+    levels: Captured
     base: BaseTable
     known: KnownColumns
-    buckets: Collection[int] | None
-    trace: Trace | None
 
 
 class Reader:
     """Read the newest versions of one table's rows.
 
-    `buckets`, on every read: return only base rows of these buckets (None: of all); the views are of their regions.
-    `trace`, on every read: measures it.
     Thread safety. Every method from any thread. Invariants. Reads only objects that the views and the latest base
     version name; writes nothing. Results are tables of base columns, key columns not null and all others nullable.
     Errors. ingest.errors.Invalid for a wrong request; precise errors of the packages otherwise.
@@ -148,9 +155,7 @@ class Reader:
         return self._base
 
     def expiry(self) -> Expiry | None:
-        """Return the expiry rule at the present time, from the version that was opened last. Makes no request to
-        storage.
-        """
+        """Return the present expiry rule of the version that was opened last. Makes no request to storage."""
         base = self._base
         return None if base.ttl is None else base.expiry(self._clock.now())
 
@@ -161,15 +166,13 @@ class Reader:
 
     def get(
         self,
-        views: Sequence[RegionView],
+        levels: Captured,
         keys: Any,
         columns: Sequence[str] | None = None,
         shape: Shape | None = None,
         *,
         tombstones: bool = False,
         above: int | None = None,
-        buckets: Collection[int] | None = None,
-        trace: Trace | None = None,
     ) -> pa.Table:
         """Return the live rows of `keys`, in the order of their first appearance; missing keys are left out.
 
@@ -177,7 +180,7 @@ class Reader:
         have. `tombstones`: also return tombstones, and `_tombstone` as the last column. `above`: return no base rows;
         the base table must have this version. Raises: Reshaped, BaseChanged.
         """
-        moment = self._moment(buckets, trace)
+        moment = self._moment(levels)
         known = moment.known
         if shape is not None and known.shape != shape:
             raise Reshaped
@@ -185,7 +188,7 @@ class Reader:
             raise BaseChanged
         out = checked_columns(columns, known.schema, known.gone)
         asked = distinct(normalise_keys(keys, known.schema, known.key))
-        view = self._merged_view(moment, views, None)
+        view = self._merged_view(moment, None)
         parts = list(view.rows_of(asked, out, tombstones=tombstones, base=above is None))
         schema = known.projected(out)
         schema = schema.append(pa.field(TOMBSTONE, pa.bool_())) if tombstones else schema
@@ -194,27 +197,24 @@ class Reader:
 
     def scan(
         self,
-        views: Sequence[RegionView],
+        levels: Captured,
         columns: Sequence[str] | None = None,
         filter: str | None = None,
         limit: int | None = None,
         order_by: Order | None = None,
-        *,
-        buckets: Collection[int] | None = None,
-        trace: Trace | None = None,
     ) -> RowStream:
         """Stream at most `limit` rows whose newest version passes `filter` (SQL), newest levels first.
 
         The first batch is read before the method returns, so that its errors are raised here. `order_by`: the order of
         the rows; `columns` must have its columns, and all rows are read before the method returns.
         """
-        moment = self._moment(buckets, trace)
+        moment = self._moment(levels)
         known = moment.known
         schema, most = known.projected(checked_columns(columns, known.schema, known.gone)), checked_limit(limit)
         if order_by is not None:
             checked_columns([name for name, _ in order_by], known.schema, known.gone, "order_by")
             check_orderable(order_by, known.schema)
-        merged_view = self._merged_view(moment, views, filter)
+        merged_view = self._merged_view(moment, filter)
         if order_by is not None and most != 0:  # Lance fails to sort zero rows
             rows = merged_view.first_rows(schema.names, filter, most, order_by)
             return gathered(concatenate([rows], schema))
@@ -222,35 +222,20 @@ class Reader:
         first = next(batches, None)
         return RowStream(schema, iter(()) if first is None else self._rest(first, batches, moment.base, filter))
 
-    def count(
-        self,
-        views: Sequence[RegionView],
-        filter: str | None = None,
-        *,
-        buckets: Collection[int] | None = None,
-        trace: Trace | None = None,
-    ) -> int:
+    def count(self, levels: Captured, filter: str | None = None) -> int:
         """Return the number of rows whose newest version passes `filter`."""
-        return self._merged_view(self._moment(buckets, trace), views, filter).count(filter)
+        return self._merged_view(self._moment(levels), filter).count(filter)
 
-    def facets(
-        self,
-        views: Sequence[RegionView],
-        column: str,
-        filter: str | None = None,
-        *,
-        buckets: Collection[int] | None = None,
-        trace: Trace | None = None,
-    ) -> pa.Table:
+    def facets(self, levels: Captured, column: str, filter: str | None = None) -> pa.Table:
         """Return the values of `column` in the rows that pass `filter`, and `_count`, in no order.
 
         Memory: three rows for each value, and `_UNCOUNTED` rows.
         """
-        moment = self._moment(buckets, trace)
+        moment = self._moment(levels)
         known = moment.known
         schema = known.projected(checked_columns([column], known.schema, known.gone, "column", added=(COUNT,)))
         check_orderable([(column, True)], schema, "facets")
-        merged_view = self._merged_view(moment, views, filter)
+        merged_view = self._merged_view(moment, filter)
         counted, request = schema.append(pa.field(COUNT, pa.int64())), {"column": column}
         parts, waiting = [counted.empty_table()], 0
         for batch in batches_of(merged_view, schema, filter, None):
@@ -263,15 +248,12 @@ class Reader:
 
     def search(
         self,
-        views: Sequence[RegionView],
+        levels: Captured,
         column: str | None,
         vector: Any,
         k: int = 10,
         filter: str | None = None,
         columns: Sequence[str] | None = None,
-        *,
-        buckets: Collection[int] | None = None,
-        trace: Trace | None = None,
         **how: Any,
     ) -> pa.Table:
         """Return the `k` rows nearest to `vector` that pass `filter`, with `_distance` (float32, ascending).
@@ -281,25 +263,22 @@ class Reader:
         `vector`: as many numbers as the column's width. `how`: see `read.request.vector_query`. Without an index every
         row is compared.
         """
-        moment = self._moment(buckets, trace)
+        moment = self._moment(levels)
         known = moment.known
         out, most = checked_columns(columns, known.schema, known.gone, added=(DISTANCE,)), at_least_one(k)
         column = column or only_vectors("column", known)
-        ranking = self._nearness.ranking("search", moment.base, known, column, vector, filter, how)
-        (best,) = self._merged_view(moment, views, filter, column).best(most, filter, out, ranking)
+        ranking = self._nearness.ranking("search", moment, column, vector, filter, how)
+        (best,) = self._merged_view(moment, filter, column).best(most, filter, out, ranking)
         return merge(best, most, ascending=True, name=DISTANCE, schema=known.projected(out), keyed=bool(known.key))
 
     def match(
         self,
-        views: Sequence[RegionView],
+        levels: Captured,
         column: str | Sequence[str] | Mapping[str, float] | None,
         text: str,
         k: int = 10,
         filter: str | None = None,
         columns: Sequence[str] | None = None,
-        *,
-        buckets: Collection[int] | None = None,
-        trace: Trace | None = None,
     ) -> pa.Table:
         """Return the `k` rows that match `text` best and pass `filter`, with `_score` (float32, descending).
 
@@ -307,17 +286,17 @@ class Reader:
         for all with an fts index. Scores are BM25 with the statistics of the row's level, times the boost, summed over
         the columns.
         """
-        moment = self._moment(buckets, trace)
+        moment = self._moment(levels)
         known = moment.known
         out, most = checked_columns(columns, known.schema, known.gone, added=(SCORE,)), at_least_one(k)
         boosts = text_columns("column", all_texts("column", known) if column is None else column)
         ranking = relevance("match", known, boosts, text, filter)
-        (best,) = self._merged_view(moment, views, filter, *boosts).best(most, filter, out, ranking)
+        (best,) = self._merged_view(moment, filter, *boosts).best(most, filter, out, ranking)
         return merge(best, most, ascending=False, name=SCORE, schema=known.projected(out), keyed=bool(known.key))
 
     def candidates(
         self,
-        views: Sequence[RegionView],
+        levels: Captured,
         vector: Any,
         text: str,
         n: int,
@@ -325,9 +304,6 @@ class Reader:
         columns: Sequence[str] | None = None,
         vector_column: str | None = None,
         text_column: str | Sequence[str] | Mapping[str, float] | None = None,
-        *,
-        buckets: Collection[int] | None = None,
-        trace: Trace | None = None,
         **how: Any,
     ) -> pa.Table:
         """Return the `n` rows nearest to `vector` and the `n` that match `text` best, of one moment, without
@@ -337,16 +313,16 @@ class Reader:
         `n` best by it. `vector_column`: as `column` of `search`; `text_column`: as `column` of `match`. `how`: as for
         `search`.
         """
-        moment = self._moment(buckets, trace)
+        moment = self._moment(levels)
         known = moment.known
         out = checked_columns(columns, known.schema, known.gone, added=(DISTANCE, SCORE))
         most = at_least_one(n, "n")
         near = vector_column or only_vectors("vector_column", known)
         matching = all_texts("text_column", known) if text_column is None else text_column
         boosts = text_columns("text_column", matching)
-        by_vector = self._nearness.ranking("vector_column", moment.base, known, near, vector, filter, how)
+        by_vector = self._nearness.ranking("vector_column", moment, near, vector, filter, how)
         by_text = relevance("text_column", known, boosts, text, filter)
-        merged_view = self._merged_view(moment, views, filter, near, *boosts)
+        merged_view = self._merged_view(moment, filter, near, *boosts)
         closest, fittest = merged_view.best(most, filter, out, by_vector, by_text)
         names, schema = (DISTANCE, SCORE), known.projected(out)
         return merge_arms(closest, fittest, most, names, schema, keyed=bool(known.key))
@@ -382,29 +358,28 @@ class Reader:
 
     # ---- levels --------------------------------------------------------------------------------------------------
 
-    def _moment(self, buckets: Collection[int] | None, trace: Trace | None) -> _Moment:
+    def _moment(self, levels: Captured) -> _Moment:
         """Open the latest base version for a read. Raises: UnsupportedTable if it lost its key."""
+        trace = levels.trace
         base = self.base() if trace is None else trace.measured("open", self.base)
         base.expect_readable()
         known = self._columns
         if base.shape == known.shape:
-            return _Moment(base, known, buckets, trace)
+            return _Moment(levels, base, known)
         columns = known.after(base)
         with self._lock:
             # Otherwise another read saw a newer version; this read keeps its own.
             if columns.version > self._columns.version:
                 self._columns = columns
-        return _Moment(base, columns, buckets, trace)
+        return _Moment(levels, base, columns)
 
-    def _merged_view(
-        self, moment: _Moment, views: Sequence[RegionView], filter: str | None, *ranked: str
-    ) -> MergedView:
-        """Merge the levels of `views` with the base table. `ranked`: columns that are searched or matched.
+    def _merged_view(self, moment: _Moment, filter: str | None, *ranked: str) -> MergedView:
+        """Merge the captured levels with the base table. `ranked`: columns that are searched or matched.
 
         Raises: Unavailable (reason "resized") if the routing of the base table is not that of the views and buckets;
         Invalid for `filter`.
         """
-        base, known, buckets, trace = moment.base, moment.known, moment.buckets, moment.trace
+        (views, buckets, trace), base, known = moment
         if self._routing is not None and (views or buckets is not None):
             expect_routing(base.uri, self._routing, base.routing_version)
         indexed = _searched(known.indexes) & frozenset(ranked)
@@ -442,7 +417,7 @@ class Reader:
 
     def _loaded(self, moment: _Moment, region: UUID, sst: SsTable, ranked: frozenset[str]) -> Snapshot:
         expect_waiting()
-        trace, sst_id = moment.trace, SstId(moment.known.version, region, sst.path, sst.generation)
+        trace, sst_id = moment.levels.trace, SstId(moment.known.version, region, sst.path, sst.generation)
 
         def load(columns: frozenset[str]) -> MemTable:
             read = partial(load_sst, moment.base, self._store, region, sst, columns)
@@ -499,24 +474,17 @@ class Nearness:
         self._warned: set[str] = set()
 
     def ranking(
-        self,
-        what: str,
-        base: BaseTable,
-        known: KnownColumns,
-        column: str,
-        vector: Any,
-        filter: str | None,
-        how: Mapping[str, Any],
+        self, what: str, moment: _Moment, column: str, vector: Any, filter: str | None, how: Mapping[str, Any]
     ) -> Ranking:
         """Rank by distance. `what`: the read or its argument, for messages. `how`: see `vector_query`.
 
         Raises: Invalid.
         """
-        query = vector_query(what, column, vector, known, **how)
+        query = vector_query(what, column, vector, moment.known, **how)
         if query.exact:
-            self._warn(base, query)
+            self._warn(moment.base, query)
 
-        def above(level: Snapshot, n: int, mask: Mask) -> tuple[Positions, Scores]:
+        def above(level: Snapshot, n: int, mask: Mask) -> tuple[Places, Scores]:
             rows, scores = level.search(column, query.vector, n, mask, query.metric, query.low)
             near = query.within(scores)
             return rows[near], scores[near]
@@ -529,7 +497,7 @@ class Nearness:
 
         exact: Way | None = None if query.low is None else "low"
         if not query.indexed:
-            has_index = any((spec.column, spec.kind) == (column, "ivf_pq") for spec in known.indexes)
+            has_index = any((spec.column, spec.kind) == (column, "ivf_pq") for spec in moment.known.indexes)
             exact = "metric" if has_index else "no index"
         return Ranking(above, below, DISTANCE, (column,), way, exact)
 

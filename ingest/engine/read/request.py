@@ -30,9 +30,7 @@ from memwal.wal.panics import RustPanic
 
 @dataclass(frozen=True)
 class KnownColumns:
-    """Columns, key and indexes of all base versions of one shape. `version`: the first version of that shape that was
-    read.
-    """
+    """Columns, key and indexes of all base versions of one shape. `version`: the first of them that was read."""
 
     version: int
     shape: Shape

@@ -24,8 +24,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 from uuid import UUID
 
-from memwal import flush
-from memwal.flush import BaseTable
+from memwal.flush import BaseTable, read_sst
 from memwal.memtable import MemTable, Snapshot, row_schema
 from memwal.wal import ObjectStore, SsTable
 
@@ -104,9 +103,7 @@ class SstCache:
         return snapshot
 
     def keep(self, sst: Hashable, columns: Columns, table: MemTable) -> None:
-        """Add the memtable that was flushed as `sst`, with indexes on `columns`, unless a read has already loaded the
-        SST.
-        """
+        """Add the memtable flushed as `sst`, with indexes on `columns`, unless a read has loaded the SST already."""
         kept = _Kept(columns)
         kept.loaded.set_result((table, table.snapshot()))
         with self._lock:
@@ -145,6 +142,6 @@ def load_sst(base: BaseTable, store: ObjectStore, region: UUID, sst: SsTable, co
     specs = [spec for spec in base.indexes if spec.kind == "btree" or spec.column in columns]
     rows = row_schema(base.schema, base.key)
     table = MemTable(rows, base.key, specs, sst.generation)
-    table.restore(flush.read_sst(store, region, sst, base.shape.rows).cast(rows))
+    table.restore(read_sst(store, region, sst, base.shape.rows).cast(rows))
     table.freeze()
     return table

@@ -16,15 +16,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from memwal.ingest.engine.api.ordering import in_rank
+from memwal.ingest.engine.api.ordering import Places, Scores, in_rank
+from memwal.ingest.engine.read.levels import Mask
 
-Scores = npt.NDArray[np.float32]
-Mask = npt.NDArray[np.bool_]
-Ids = npt.NDArray[np.int64]
 MOST_HIDDEN = 0.5
 """Largest share of hidden rows that is assumed. If more rows are hidden, a read fetches again."""
 WEIGHT = 0.1
@@ -44,10 +41,10 @@ class Candidates:
     columns that order equal scores.
     """
 
-    ids: Ids
+    ids: Places
     scores: Scores
-    take: Callable[[Ids], pa.Table]
-    ties: Callable[[Ids], pa.Table]
+    take: Callable[[Places], pa.Table]
+    ties: Callable[[Places], pa.Table]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +52,7 @@ class Visible:
     """The candidates of one level that no newer level hides: `positions` among `candidates`, best first."""
 
     candidates: Candidates
-    positions: Ids
+    positions: Places
 
     @property
     def scores(self) -> Scores:
@@ -108,10 +105,19 @@ def best_visible(
     spare = 0 if fetch_ties is None else spare
     enough = k + rows_above + spare
     wanted = min(enough, share.wanted(k) + spare)
+
+    def fetched(fetch: Callable[[int], tuple[Candidates, pa.Table]], number: int) -> tuple[Candidates, Places, bool]:
+        """Return fetched rows, which of them are visible, and whether no more exist; record how many are hidden."""
+        candidates, keys = fetch(number)
+        found = len(candidates.scores)
+        if not rows_above:
+            return candidates, np.arange(found), found < number
+        visible = np.flatnonzero(~hides(keys))
+        share.saw(found, found - len(visible))
+        return candidates, visible, found < number
+
     while True:
-        candidates, keys = fetch(wanted)
-        visible = _visible(keys, hides, len(candidates.scores), rows_above, share)
-        whole = len(candidates.scores) < wanted
+        candidates, visible, whole = fetched(fetch, wanted)
         if len(visible) >= k or whole or wanted == enough:
             break
         wanted = min(enough, 4 * wanted)
@@ -120,19 +126,8 @@ def best_visible(
     for further in TIES:
         if whole or len(visible) < k or candidates.scores[visible[k - 1]] != candidates.scores[-1]:
             break
-        candidates, keys = fetch_ties(wanted + further)
-        visible = _visible(keys, hides, len(candidates.scores), rows_above, share)
-        whole = len(candidates.scores) < wanted + further
+        candidates, visible, whole = fetched(fetch_ties, wanted + further)
     return Visible(candidates, visible[: with_ties(candidates.scores[visible], k)])
-
-
-def _visible(keys: pa.Table, hides: Callable[[pa.Table], Mask], found: int, rows_above: int, share: HiddenShare) -> Ids:
-    """Return which of the rows with `keys` are visible, and record how many are not."""
-    if not rows_above:
-        return np.arange(found)
-    visible = np.flatnonzero(~hides(keys))
-    share.saw(found, found - len(visible))
-    return visible
 
 
 def merge(levels: Sequence[Visible], k: int, *, ascending: bool, name: str, schema: pa.Schema, keyed: bool) -> pa.Table:
@@ -187,7 +182,7 @@ def merge_arms(
     return found.take(in_rank(ranks, lambda at: pa.concat_tables(ties).take(at), keyed=keyed))
 
 
-def _places(ids: Ids, more: Ids) -> tuple[Ids, Mask]:
+def _places(ids: Places, more: Places) -> tuple[Places, Mask]:
     """Return the places of `more` in the concatenation of `ids` and the new ids of `more`, and which of `more` are new.
 
     `ids` and `more` are each distinct.
@@ -199,18 +194,18 @@ def _places(ids: Ids, more: Ids) -> tuple[Ids, Mask]:
     return here, alone
 
 
-def _ranked(levels: Sequence[Visible], k: int, *, ascending: bool, keyed: bool) -> tuple[Scores, Ids]:
+def _ranked(levels: Sequence[Visible], k: int, *, ascending: bool, keyed: bool) -> tuple[Scores, Places]:
     """Return the concatenated scores of all levels, and the places of the best `k` in it, best first."""
     scores = np.concatenate([level.scores for level in levels] or [np.empty(0, np.float32)])
 
-    def ties(at: Ids) -> pa.Table:
+    def ties(at: Places) -> pa.Table:
         chosen, places = _by_level(levels, at)
         return in_order(pa.concat_tables([candidates.ties(some) for candidates, some in chosen if len(some)]), places)
 
     return scores, in_rank([scores if ascending else -scores], ties, keyed=keyed, k=k)
 
 
-def _by_level(levels: Sequence[Visible], order: Ids) -> tuple[list[tuple[Candidates, Ids]], Ids]:
+def _by_level(levels: Sequence[Visible], order: Places) -> tuple[list[tuple[Candidates, Places]], Places]:
     """Return, for each level, its candidates and those at the places `order`; and the position of each of these in
     `order`.
 
@@ -236,6 +231,6 @@ def concatenate(parts: Sequence[pa.Table], schema: pa.Schema) -> pa.Table:
     return tables[0] if len(tables) == 1 else pa.concat_tables(tables)
 
 
-def in_order(rows: pa.Table, places: Ids) -> pa.Table:
+def in_order(rows: pa.Table, places: Places) -> pa.Table:
     """Return `rows` sorted by their distinct `places`; sorted input, the usual case, costs nothing."""
     return rows if (places[:-1] < places[1:]).all() else rows.take(pa.array(np.argsort(places)))

@@ -15,14 +15,13 @@ import numpy as np
 import pyarrow as pa
 
 from memwal import flush
-from memwal.flush import BaseTable
 from memwal.ingest.engine.api.explanation import ExplainedLevel, ExplainedPart, ExplainedSearch
-from memwal.ingest.engine.api.ordering import Order, first_rows
-from memwal.ingest.engine.read.base import DISTANCE, BaseReads
-from memwal.ingest.engine.read.base_match import SCORE
+from memwal.ingest.engine.api.fusion import DISTANCE, SCORE
+from memwal.ingest.engine.api.ordering import Order, Places, first_rows
+from memwal.ingest.engine.read.base import BaseReads
 from memwal.ingest.engine.read.lance_scans import LanceScan, WatchedDataset
 from memwal.ingest.engine.read.levels import Mask, RegionView, Stack
-from memwal.ingest.engine.read.merged import Fetch, MergedView, Positions, Ranking
+from memwal.ingest.engine.read.merged import Fetch, MergedView, Ranking
 from memwal.ingest.engine.read.top_k import Candidates, Visible, concatenate
 from memwal.ingest.threads import SideTask
 from memwal.memtable import TOMBSTONE, IndexSpec, Snapshot
@@ -150,7 +149,7 @@ class Trace:
         self._seconds[what] = self._seconds.get(what, 0.0) + self.clock.monotonic() - began
         return result
 
-    def begin(self, base: BaseTable, stacks: tuple[Stack, ...]) -> BaseTable:
+    def begin(self, base: flush.BaseTable, stacks: tuple[Stack, ...]) -> flush.BaseTable:
         """Record the levels of the read; return `base` with a dataset that reports Lance's scans to this trace."""
         self._base = base
         for view, stack in zip(self._views, stacks, strict=True):
@@ -264,7 +263,7 @@ class TracedView(MergedView):
         search.returned = search.found - search.deleted
         return held, rows
 
-    def _base_rows_of(self, keys: pa.Table, columns: list[str]) -> tuple[pa.Table, Positions]:
+    def _base_rows_of(self, keys: pa.Table, columns: list[str]) -> tuple[pa.Table, Places]:
         with self.trace.timed(self.trace.base.by("key")) as search:
             rows, at = super()._base_rows_of(keys, columns)
         search.found = search.returned = rows.num_rows
@@ -306,7 +305,7 @@ class TracedView(MergedView):
         search.told[f"index of {', '.join(columns)}" if columns else "every row evaluated"] = None
         return mask
 
-    def _rows_passing(self, stack: Stack, place: int, filter: str | None) -> Positions:
+    def _rows_passing(self, stack: Stack, place: int, filter: str | None) -> Places:
         rows = super()._rows_passing(stack, place, filter)
         if filter is None:
             with self.trace.timed(self._level(stack.levels[place]).by("rows")) as search:
@@ -314,7 +313,7 @@ class TracedView(MergedView):
                 search.found = search.looked_at = len(rows)
         return rows
 
-    def _taken(self, level: Snapshot, positions: Positions, columns: list[str]) -> pa.Table:
+    def _taken(self, level: Snapshot, positions: Places, columns: list[str]) -> pa.Table:
         with self.trace.timed(self.trace.current) as search:
             rows = super()._taken(level, positions, columns)
         search.returned += len(positions)
@@ -411,7 +410,7 @@ class TracedView(MergedView):
     def _counted(self, search: SearchTrace, candidates: Candidates) -> Candidates:
         """Count the rows that are taken from `candidates`: those that are among the best of all levels."""
 
-        def take(at: Positions) -> pa.Table:
+        def take(at: Places) -> pa.Table:
             with self.trace.timed(search):
                 rows = candidates.take(at)
             search.returned += len(at)

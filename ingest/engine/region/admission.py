@@ -52,7 +52,6 @@ class Admission:
     """
 
     def __init__(self, context: RegionContext) -> None:
-        self._required = context.required
         self.context = context
         self.keeps = keeps(context.key, context.rules.upsert)
         """Whether a column that a write lacks keeps its stored values; otherwise it becomes null."""
@@ -113,7 +112,7 @@ class Admission:
         whole = [each.rows if each.rows.num_columns == width else self._whole(each.rows) for each in writes]
         rows = whole[0] if len(whole) == 1 else pa.concat_tables(whole)
         rows.validate(full=True)  # before the copy, which trusts the offsets of strings and lists
-        for name in self._required:
+        for name in self.context.required:
             if rows.column(name).null_count and any(_is_missing(write, name) for write in writes):
                 raise InvalidRows(f"column {name!r} is null in a row: give it a value", column=name)
         owned = self._copied(rows, single=len(writes) == 1)
@@ -129,9 +128,7 @@ class Admission:
         return self._checker.checked(owned, owned.get_total_buffer_size() + len(owned))
 
     def _whole(self, rows: pa.Table) -> pa.Table:
-        """Return `rows` with all columns of the table; missing columns are null."""
-        if not self.is_partial(rows):
-            return rows
+        """Return partial `rows` with all columns of the table; missing columns are null."""
         columns = [
             rows.column(field.name) if field.name in rows.column_names else pa.nulls(rows.num_rows, field.type)
             for field in self.columns
@@ -139,9 +136,7 @@ class Admission:
         return pa.Table.from_arrays(columns, schema=self.columns)
 
     def _copied(self, rows: pa.Table, *, single: bool) -> pa.Table:
-        """Return `rows` in one newly allocated chunk. The empty first piece forces the copy: Arrow does not copy a
-        single piece.
-        """
+        """Return `rows` in one new chunk. The empty first piece forces the copy: Arrow does not copy a single piece."""
         if single and len(batches := rows.to_batches()) == 1:  # most puts; takes two thirds of the time
             return pa.Table.from_batches([pa.concat_batches([self._no_batch, *batches])])
         return pa.concat_tables([self._nothing, rows]).combine_chunks()

@@ -89,9 +89,7 @@ from any thread, before readers see the SST.
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of a region writer. Sizes in bytes, times in seconds. See the sections [wal], [memtable], [flush] and
-    [commit].
-    """
+    """Limits of a region writer in bytes and seconds; see the sections [wal], [memtable], [flush], [commit]."""
 
     entry_size_max: int
     linger_max: float

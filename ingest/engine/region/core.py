@@ -36,7 +36,7 @@ entries, `replay_after` moves past them without an SST.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -52,11 +52,10 @@ from memwal.ingest.engine.read.levels import RegionView
 from memwal.ingest.engine.region.context import RegionContext
 from memwal.ingest.engine.region.groups import Repeats, WriteGroup, WriteGroups
 from memwal.ingest.engine.region.indexes import RegionIndexes
-from memwal.ingest.engine.region.log import NOTHING_WRITTEN, Beside, RegionLog
+from memwal.ingest.engine.region.log import NOTHING_WRITTEN, Beside, RegionLog, lasting
 from memwal.ingest.engine.region.state import Backlog, RegionLevels, RowAges
 from memwal.ingest.engine.region.write_queue import Write
 from memwal.memtable import Checked
-from memwal.wal import named
 
 NOT_ENCODED = (pa.ArrowException, ValueError, TypeError, RuntimeError)
 """Failures to encode rows, before the entry's slot is touched. The callers get them; the region continues."""
@@ -188,11 +187,8 @@ class RegionCore:
 
     def refresh(self) -> None:
         """Adopt a manifest that the committer pruned. Raises: Fenced, which ends the region."""
-        try:
+        with self._ended_by_fence():
             self.levels.adopt(manifest := self._manifests.owned(self.guard))
-        except wal.Fenced as error:
-            self.end(error)
-            raise
         self._ages.forget_below(min((sst.generation for sst in manifest.ssts), default=manifest.current_generation))
 
     @property
@@ -203,14 +199,9 @@ class RegionCore:
         return self._others_read_until <= 0 or self._context.clock.monotonic() >= self._others_read_until
 
     def settle(self) -> None:
-        """Do the work that a claim may defer; see `wal.settle_claim`. Raises: Fenced, which ends the region; errors of
-        storage.
-        """
-        try:
+        """Do the work that a claim may defer (`wal.settle_claim`). Raises: Fenced (it ends the region); wal errors."""
+        with self._ended_by_fence():
             manifest = wal.settle_claim(self._manifests, self.guard, self.levels.manifest, self._sentinel)
-        except wal.Fenced as error:
-            self.end(error)
-            raise
         self.levels.adopt(manifest)
 
     def prove(self) -> None:
@@ -219,16 +210,11 @@ class RegionCore:
         Raises: Fenced, which ends the region; errors of reading storage.
         """
         self._wait_for_others()
-        try:
+        with self._ended_by_fence():
             self.lease.prove()
-        except wal.Fenced as error:
-            self.end(error)
-            raise
 
     def waiting(self) -> Backlog:
-        """Return the rows that are not in the base table, as of the last `refresh`, which detects commits of other
-        processes.
-        """
+        """Return the rows that the base table lacks, as of the last `refresh`, which detects foreign commits."""
         memtables, ssts = self.levels.memtables(), self.levels.manifest.ssts
         unflushed = [table.generation for table in memtables if table.rows]
         age = self._ages.oldest([*unflushed, *(sst.generation for sst in ssts)])
@@ -246,11 +232,7 @@ class RegionCore:
 
     def end(self, error: BaseException) -> BaseException:
         """End the region with `error`, unless it has already ended; return the error that every later call raises."""
-        if isinstance(error, wal.FencedAfterWrite):
-            error = error.fence
-        if isinstance(error, wal.OutcomeUnknown):  # unknown only to the callers whose rows were in that entry
-            error = wal.Poisoned(f"{named(self.region)}: the writer stopped itself: {error}; open the table again")
-        return self.levels.fail(error)
+        return self.levels.fail(lasting(error, self.region))
 
     # ---- the serving party ---------------------------------------------------------------------------------------
 
@@ -492,6 +474,14 @@ class RegionCore:
             self._frozen_to = position
 
     # ---- inside --------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _ended_by_fence(self) -> Iterator[None]:
+        try:
+            yield
+        except wal.Fenced as error:
+            self.end(error)
+            raise
 
     def _append_and_apply(self, group: WriteGroup) -> None:
         """Append, apply and acknowledge the group, or fail its writes with the error of the append."""

@@ -189,9 +189,7 @@ def entry_sized(
 def _without_refused(
     writes: Sequence[Write], fresh: Sequence[Write], checked: Checked, refused: Refused
 ) -> list[Write]:
-    """Answer the writes of `fresh` that the rules reject; return the other `writes`, with the region's copy of their
-    rows.
-    """
+    """Answer the rejected writes of `fresh`; return the other `writes`, with the region's copy of their rows."""
     start = 0
     for number, write in enumerate(fresh):
         rows = write.rows.num_rows
@@ -245,9 +243,7 @@ class Repeats:
         return fresh, after
 
     def half_applied(self, producer: str, applied: Mapping[str, int]) -> bool:
-        """Return whether the newest sequence of `producer` was half applied at a resize and its remaining rows have not
-        arrived.
-        """
+        """Return whether the rest of the newest sequence of `producer`, half applied at a resize, is missing."""
         return any(key in applied for key in self._half_applied.get(producer, ()))
 
     def _record(self, token: Token, applied: AppliedMap) -> None:
@@ -258,9 +254,7 @@ class Repeats:
 
     @staticmethod
     def refused(write: Write, applied: AppliedMap) -> bool:
-        """Reject `write` if its producer was retired, because repeats cannot be detected; return whether it was
-        rejected.
-        """
+        """Reject `write` if its producer was retired, because repeats are unknown; return whether it was rejected."""
         token = write.token
         if token is None or not applied.is_retired(token.producer):
             return False

@@ -30,7 +30,6 @@ import pyarrow as pa
 from memwal import wal
 from memwal.ingest.engine.region.context import RegionContext
 from memwal.memtable import Checked
-from memwal.wal import named
 from memwal.wal.applied import AppliedMap
 from memwal.wal.clock import Instant
 
@@ -41,6 +40,15 @@ Beside = Callable[[Callable[[], None]], Callable[[], None]]
 """Starts work in another thread and returns a call that waits until the work has ended. The work raises nothing.
 Raises: RuntimeError if no thread can be started.
 """
+
+
+def lasting(error: BaseException, region: UUID) -> BaseException:
+    """Return the error of later calls: an outcome is unknown only to callers with rows in the failed entry."""
+    if isinstance(error, wal.FencedAfterWrite):
+        return error.fence
+    if isinstance(error, wal.OutcomeUnknown):
+        return wal.Poisoned(f"{wal.named(region)}: the writer stopped itself: {error}; open the table again")
+    return error
 
 
 @dataclass(slots=True)
@@ -246,12 +254,8 @@ class RegionLog:
             self.finish()
         except NOTHING_WRITTEN:
             pass  # those rows linger again and are appended with the new ones
-        except wal.FencedAfterWrite as error:
-            raise error.fence from error
         except wal.OutcomeUnknown as error:
-            raise wal.Poisoned(
-                f"{named(self._region)}: the writer stopped itself: {error}; open the table again"
-            ) from error
+            raise lasting(error, self._region) from error
 
     # ---- inside --------------------------------------------------------------------------------------------------
 
@@ -290,9 +294,7 @@ class RegionLog:
             append.seconds, append.ended = self._clock.monotonic() - began, True
 
     def _write(self, rows: pa.Table, size: int, maps: tuple[AppliedMap, AppliedMap], generation: int) -> int:
-        """Append `rows` of `size` bytes. `maps`: the applied map that is already durable, and the map after the
-        append.
-        """
+        """Append `rows` of `size` bytes. `maps`: the applied map that is durable, and the map after the append."""
         durable, applied = maps
         if size <= self._entry_size_max or rows.num_rows == 1:
             return self._appender.append(rows, generation=generation, applied=applied)

@@ -42,7 +42,7 @@ from memwal.ingest.engine.api.rows import Mask, Places, key_text
 from memwal.ingest.engine.read.base import match_keys
 from memwal.ingest.engine.read.levels import BaseChanged, CaptureOvertaken, RegionView
 from memwal.ingest.engine.read.local import ATTEMPTS
-from memwal.ingest.engine.read.reader import Reader
+from memwal.ingest.engine.read.reader import Captured, Reader
 from memwal.ingest.engine.region.admission import Admission
 from memwal.ingest.engine.region.context import RegionContext
 from memwal.ingest.engine.region.write_queue import Write
@@ -70,8 +70,8 @@ class StoredRows:
         named = [name for name in columns if name != TOMBSTONE]
         try:
             with panics_as_errors:
-                deletes = len(named) < len(columns)
-                return self._reader.get([view], keys, named, shape, tombstones=deletes, above=above)
+                levels, deletes = Captured([view]), len(named) < len(columns)
+                return self._reader.get(levels, keys, named, shape, tombstones=deletes, above=above)
         except (pa.ArrowInvalid, OSError, RustPanic):
             self._reader.ask_storage()
             raise
@@ -114,9 +114,7 @@ def look_up(
 
 
 class Refused(Exception):
-    """Raised when some writes of a group cannot be resolved. `errors` is keyed by write number. Never leaves this
-    package.
-    """
+    """Some writes of a group cannot be resolved. `errors`: by write number. Never leaves this package."""
 
     def __init__(self, errors: Mapping[int, InvalidRows]) -> None:
         super().__init__(f"{len(errors)} writes")

@@ -23,7 +23,6 @@ from memwal.ingest.engine.region.context import Limits, RegionContext
 from memwal.ingest.engine.region.counters import Step
 from memwal.ingest.errors import BUSY, FLUSH_FAILING, Unavailable
 from memwal.memtable import MemTable
-from memwal.wal import Clock, named
 
 State = Literal["serving", "flush_failing", "fenced", "poisoned"]
 """The state of a region: serving; serving while flushes fail; ended by a newer writer; ended by a storage failure."""
@@ -35,7 +34,7 @@ class RowAges:
     Thread safety. `began` from the region's thread, the rest from any thread.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: wal.Clock) -> None:
         self._clock = clock
         self._opened = clock.monotonic()
         self._since: dict[int, float] = {}
@@ -72,9 +71,7 @@ class Backlog:
 
     @staticmethod
     def of_all(regions: Sequence[Backlog]) -> Backlog:
-        """Return the combined backlog of several regions: the largest number of SSTs, the sum of bytes, the oldest
-        rows.
-        """
+        """Return the backlog of several regions together: the most SSTs, the sum of bytes, the oldest rows."""
         ages = [region.age for region in regions if region.age is not None]
         unflushed = [region.unflushed for region in regions if region.unflushed is not None]
         return Backlog(
@@ -145,9 +142,7 @@ class RegionLevels:
             return RegionView(self._region, snapshots, self.manifest.ssts, shapes=shapes, active=active)
 
     def has_room(self, limits: Limits) -> bool:
-        """Return whether puts need not wait: unflushed bytes and uncommitted SSTs are below their limits. Takes no
-        lock.
-        """
+        """Return whether unflushed bytes and uncommitted SSTs are below the limits of puts. Takes no lock."""
         return self.unflushed < limits.unflushed_max and not 0 < limits.pending_max <= len(self.manifest.ssts)
 
     def wait_for_room(self, limits: Limits, timeout: float) -> bool:
@@ -349,7 +344,7 @@ class RegionLevels:
 
     @property
     def _name(self) -> str:
-        return f"{self._context.store.url('')}: {named(self._region)}"
+        return f"{self._context.store.url('')}: {wal.named(self._region)}"
 
     @property
     def unflushed(self) -> int:

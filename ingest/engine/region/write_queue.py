@@ -72,9 +72,7 @@ class Pending(Generic[T]):
         return self._answered
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Return the error, None if the answer is a value. Raises: TimeoutError after `timeout` seconds without an
-        answer.
-        """
+        """Return the error, None for a value. Raises: TimeoutError after `timeout` seconds without an answer."""
         if not self._answered:
             if not self._latch.acquire(
                 timeout=-1 if timeout is None else max(0.0, min(timeout, threading.TIMEOUT_MAX))
@@ -282,9 +280,7 @@ class PacedQueue(WriteQueue):
         self._wake_taker()
 
     def take(self, timeout: float | None) -> list[Item] | None:
-        """Return as `WriteQueue.take`; return no items if `timeout` ends or a nudge arrives while writes wait for the
-        interval.
-        """
+        """As `WriteQueue.take`, but no items if `timeout` or a nudge ends a wait of writes for the interval."""
         until = None if timeout is None else self._clock.monotonic() + timeout
         self._served = []
         self._wait(timeout)

@@ -38,7 +38,6 @@ from memwal.ingest.engine.region.write_queue import Item, Request, Write, queue_
 from memwal.ingest.errors import MemWalError, Unavailable, classify
 from memwal.ingest.log_limit import LogLimit
 from memwal.ingest.threads import Worker
-from memwal.wal import named
 from memwal.wal.retries import Backoff
 
 T = TypeVar("T")
@@ -78,7 +77,7 @@ class RegionWriter:
         self.region, self.bucket, self.name = region, bucket, str(region)
         self._context, self._meter = context, context.meters.of(region)
         self._warnings = LogLimit(context.clock.monotonic)
-        self.place = f"{context.store.url('')}: {named(region)}"
+        self.place = f"{context.store.url('')}: {wal.named(region)}"
         """Table and region, for messages."""
         began = context.clock.monotonic()
         self._appending: Worker | None = None
@@ -231,15 +230,13 @@ class RegionWriter:
         return {**told, "behind": self.behind(), "last_errors": errors}
 
     def settle(self) -> None:
-        """Do the work that the claim deferred. Errors are only logged: nothing depends on it, and a flush repeats
-        it.
-        """
+        """Do the work that the claim deferred. Errors are only logged: a flush does the same work."""
         try:
             self._core.settle()
         except wal.Fenced as error:
             self._queue.break_off(self._core.failure or error)
         except wal.WalError as error:
-            self._context.log.warning("%s: the claim's position is not noted: %s", named(self.region), error)
+            self._context.log.warning("%s: the claim's position is not noted: %s", wal.named(self.region), error)
 
     def close(self, reason: MemWalError | None = None, *, told: bool = False) -> wal.Released | None:
         """Append lingering rows and stop the threads. Nothing is flushed: the WAL has the rows.
@@ -249,7 +246,7 @@ class RegionWriter:
         Raises: the error that kept visible rows from the WAL; the threads have ended even then.
         """
         alive = self._core.failure is None
-        self._queue.close(reason or Unavailable(f"{named(self.region)} is closed; open the table again"))
+        self._queue.close(reason or Unavailable(f"{wal.named(self.region)} is closed; open the table again"))
         self._server.wait()
         if self._appending is not None:
             self._appending.wait()  # a failed region does not wait for its appending thread itself
@@ -258,7 +255,7 @@ class RegionWriter:
         if self._indexer is not None:
             self._indexer.wait()
         fields = {"event": "release", "region": self.name, "epoch": self.guard.epoch}
-        self._context.log.info("%s: released by epoch %d", named(self.region), self.guard.epoch, extra=fields)
+        self._context.log.info("%s: released by epoch %d", wal.named(self.region), self.guard.epoch, extra=fields)
         with self._proving:  # no proof is made from here on
             released = self._core.end_reads()
             if not told:
@@ -371,9 +368,8 @@ class RegionWriter:
         generation, rows, size = frozen.memtable.generation, frozen.memtable.rows, frozen.memtable.bytes
         self._meter.flushed(seconds, rows, size)
         fields = self._of(generation) | {"rows": rows, "bytes": size, "seconds": seconds}
-        self._context.log.info(
-            "%s: flushed generation %d, %d rows in %.3f s", named(self.region), generation, rows, seconds, extra=fields
-        )
+        text = "%s: flushed generation %d, %d rows in %.3f s"
+        self._context.log.info(text, wal.named(self.region), generation, rows, seconds, extra=fields)
 
     # ---- the indexer's thread ------------------------------------------------------------------------------------
 
@@ -402,14 +398,8 @@ class RegionWriter:
         self._meter.claimed(seconds)
         epoch, rows = self.guard.epoch, sum(table.rows for table in self._core.levels.memtables())
         fields = {"event": "claim", "region": self.name, "epoch": epoch, "rows": rows, "seconds": seconds}
-        self._context.log.info(
-            "%s: claimed with epoch %d, %d rows replayed in %.3f s",
-            named(self.region),
-            epoch,
-            rows,
-            seconds,
-            extra=fields,
-        )
+        text = "%s: claimed with epoch %d, %d rows replayed in %.3f s"
+        self._context.log.info(text, wal.named(self.region), epoch, rows, seconds, extra=fields)
 
     # ---- the end -------------------------------------------------------------------------------------------------
 

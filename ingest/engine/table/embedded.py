@@ -136,9 +136,7 @@ class Table(LevelReads, LanceDBForms):
         token: Token | None = None,
         timeout: float | None = None,
     ) -> Receipt:
-        """As `put`, for validated rows. `nulls`: missing columns to set to null; the others are kept (None: not
-        given).
-        """
+        """As `put`, for validated rows. `nulls`: missing columns to set to null, others are kept; None: not given."""
         admission, conforming = self._columns.conforming(rows)
         whole = admission.with_nulls(conforming, self._nulls_of_client(nulls))
         return self._put(admission, whole, token, durable=durable, timeout=timeout)

@@ -163,9 +163,7 @@ class TableCollector:
         return self._ssts[region].names()
 
     def note_older_than_claim(self, region: UUID, names: Iterable[str], epoch: int) -> None:
-        """Record that the SST directories `names` are older than the claim of `region` with the writer epoch
-        `epoch`.
-        """
+        """Record that the SST directories `names` are older than the claim of `region` with the epoch `epoch`."""
         self._ssts[region].note_older_than_claim(names, epoch)
 
     def collect(

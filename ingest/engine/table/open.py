@@ -32,9 +32,7 @@ generation (pylance 14.0.2). In arrow format a generation ends before that; an e
 
 
 def open_stored(settings: Settings, environ: Mapping[str, str]) -> StoredTable:
-    """Return the table of `settings` as it is on storage. Writes nothing. Raises: Invalid if it does not exist or does
-    not fit.
-    """
+    """Return the table of `settings` on storage. Writes nothing. Raises: Invalid if it is missing or does not fit."""
     uri, options = settings.table.uri, settings.storage_options(environ)
     base = flush.BaseTable.open(uri, options)
     check_same_table(settings, base)

@@ -80,16 +80,12 @@ class Process:
 
     @classmethod
     def of(cls, noted: Any) -> Self | None:
-        """Parse the process of a note; return None if it has none."""
+        """Parse the process of a note, the result of `asdict`; return None if it has none."""
         try:
             host, machine, boot, space, started = (str(noted[name]) for name in _TEXTS)
             return cls(host, machine, boot, space, int(noted["pid"]), started)
         except (KeyError, TypeError, ValueError):
             return None
-
-    def noted(self) -> Mapping[str, Any]:
-        """Return the form that `of` parses."""
-        return asdict(self)
 
     def runs(self, here: Process) -> bool | None:
         """Return whether the process runs now; None if `here`, this process, cannot know.
@@ -168,7 +164,7 @@ class Note:
 
 def announce(store: wal.ObjectStore, region: UUID, epoch: int, endpoint: str = "", *, daemon: bool = False) -> None:
     """Write the note of a new owner, which is this process."""
-    note: dict[str, Any] = {"epoch": epoch, "daemon": daemon, "process": Process.here().noted()}
+    note: dict[str, Any] = {"epoch": epoch, "daemon": daemon, "process": asdict(Process.here())}
     store.put(owner_key(region), json.dumps(note | ({"endpoint": endpoint} if endpoint else {})).encode())
 
 

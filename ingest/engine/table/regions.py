@@ -39,7 +39,6 @@ from memwal.ingest.engine.table import owner_notes as owners
 from memwal.ingest.engine.table.garbage import TableCollector
 from memwal.ingest.errors import Invalid, MemWalError, Unavailable
 from memwal.ingest.refusals import not_owner
-from memwal.wal import named
 from memwal.wal.parallel_map import each
 
 _LOG = logging.getLogger("memwal.regions")
@@ -152,7 +151,7 @@ class RegionSet:
     def missing(self, region: UUID) -> Invalid | Unavailable:
         """Return the error of a call that names `region`, which is not here."""
         if region not in self._buckets:
-            return Invalid(f"{named(region)} is not one of this table's {len(self.order)} regions")
+            return Invalid(f"{wal.named(region)} is not one of this table's {len(self.order)} regions")
         return not_owner(region, self.hint(region), reason="draining" if self.draining else "not_owner")
 
     # ---- coming and going ----------------------------------------------------------------------------------------
@@ -246,9 +245,7 @@ class RegionSet:
                 owners.renew(context.store, writer.region, epoch, self._endpoint, daemon=daemon)
 
     def close(self) -> None:
-        """Close every writer and delete the notes. Raises: the error of a writer's `close`; all are closed even
-        then.
-        """
+        """Close all writers, even if one raises, and delete the notes. Raises: the error of a writer's `close`."""
         with self.changing:
             self._closed = True
         with ExitStack() as every:  # closes each, even if others raise
@@ -293,7 +290,7 @@ class RegionSet:
         try:
             owners.announce(context.store, writer.region, writer.guard.epoch, self._endpoint, daemon=context.daemon)
         except wal.WalError as error:
-            _LOG.warning("%s: the note of its owner is not written: %s", named(writer.region), error)
+            _LOG.warning("%s: the note of its owner is not written: %s", wal.named(writer.region), error)
 
     def _withdraw(self, writer: RegionWriter) -> None:
         store, region, epoch = self.context.store, writer.region, writer.guard.epoch

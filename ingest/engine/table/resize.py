@@ -8,7 +8,7 @@ regions of the new routing instead.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from uuid import UUID
 
 from memwal import wal
@@ -16,7 +16,6 @@ from memwal.flush.resizing.routing import decided
 from memwal.ingest.engine.table.regions import RegionSet
 from memwal.ingest.errors import FencedError, MemWalError
 from memwal.ingest.refusals import being_resized, resized
-from memwal.wal import named
 
 _LOG = logging.getLogger("memwal.table")
 LOOK_EVERY = 5.0
@@ -30,9 +29,7 @@ class Resizing:
     """
 
     def __init__(self, uri: str, regions: RegionSet, routing: int, met: Callable[[], int]) -> None:
-        """`routing`: its version when the regions were claimed. `met`: returns its version in the base table opened
-        last.
-        """
+        """`routing`: its version at the claims. `met`: returns its version in the base table opened last."""
         self._uri, self._regions, self._routing, self._met = uri, regions, routing, met
         self._looked = regions.context.clock.monotonic()
         self._told = False
@@ -53,12 +50,12 @@ class Resizing:
 
     def under_way(self) -> str | None:
         """Return a message if a resize has sealed an owned region and has decided nothing yet, else None."""
-        sealed = self._sealed(self._fenced())
+        sealed = self._sealed()
         if sealed is None:
             return None
         return (
-            f"{named(sealed)} is sealed: the table is being resized; if that broke off, run `memwal regions resize` "
-            "again, with the present number of regions to go back"
+            f"{wal.named(sealed)} is sealed: the table is being resized; if that broke off, run `memwal regions "
+            "resize` again, with the present number of regions to go back"
         )
 
     def told(self, error: MemWalError) -> MemWalError:
@@ -66,7 +63,7 @@ class Resizing:
         if not isinstance(error, FencedError):
             return error
         # Only the decision removes a seal, so check for seals first.
-        resizes = self._sealed(self._fenced()) is not None or self.done() is not None
+        resizes = self._sealed() is not None or self.done() is not None
         return being_resized(self._uri) if resizes else error
 
     def look(self) -> None:
@@ -79,9 +76,9 @@ class Resizing:
     def _fenced(self) -> list[UUID]:
         return [each.region for each in self._regions.writers if isinstance(each.failure, wal.Fenced)]
 
-    def _sealed(self, regions: Iterable[UUID]) -> UUID | None:
+    def _sealed(self) -> UUID | None:
         store, clock = self._regions.context.store, self._regions.context.clock
-        for region in regions:
+        for region in self._fenced():
             manifest = wal.ManifestStore(store, region, clock=clock).latest()
             if manifest is not None and manifest.status is wal.RegionStatus.SEALED:
                 return region

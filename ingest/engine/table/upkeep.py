@@ -32,7 +32,6 @@ from memwal.ingest.errors import MemWalError, classify
 from memwal.ingest.log_limit import LogLimit
 from memwal.ingest.settings.load import Settings
 from memwal.ingest.settings.sections import CommitSettings
-from memwal.wal import named
 
 Decision = Literal["nothing", "commit", "flush"]
 """`flush`: publish the memtables, then commit; `commit`: commit the published SSTs."""
@@ -260,9 +259,7 @@ class TableUpkeep:
             self._see(base)
 
     def collect(self, ages: Ages | None = None) -> None:
-        """Collect the garbage of the regions here, and renew their owner's notes. `ages`: None for those of the
-        settings.
-        """
+        """Collect the garbage of the regions here; renew their owner's notes. `ages`: None: those of the settings."""
         self._regions.renew_notes()
         base, leads = self._reader.base(), self.leads()
         regions = [writer.region for writer in self._regions.writers]
@@ -294,12 +291,12 @@ class TableUpkeep:
         context, held = self._regions.context, self.held.regions
         for region, error in held.items():
             context.meters.of(region).erred("commit", error, context.clock.now())
-            text = f"{self._uri}: {named(region)} cannot be committed, others are: {classify(error)}"
+            text = f"{self._uri}: {wal.named(region)} cannot be committed, others are: {classify(error)}"
             changed = str(before.get(region)) != str(error)
             if changed and (line := self._warnings.text(str(region), text)) is not None:
                 _LOG.warning("%s", line, extra={"event": "commit_held_back", "region": str(region)})
         for region in before.keys() - held.keys():
-            _LOG.warning("%s is committed again", named(region))
+            _LOG.warning("%s is committed again", wal.named(region))
         again = context.clock.monotonic() + self._settings.interval
         self._try_again = dict.fromkeys(held, again)
         context.meters.commits.held_back = len(held)

@@ -26,7 +26,7 @@ from memwal.ingest.engine.api.keys import normalise_keys
 from memwal.ingest.engine.api.rows import Deletes, first_of_each_key, split_deletes
 from memwal.ingest.engine.api.tokens import Ack, Receipt, Token, check_rises
 from memwal.ingest.engine.read.levels import RegionView, Reshaped
-from memwal.ingest.engine.read.reader import Reader
+from memwal.ingest.engine.read.reader import Captured, Reader
 from memwal.ingest.engine.region.admission import Admission
 from memwal.ingest.engine.region.write_queue import Write
 from memwal.ingest.engine.region.writer import RegionWriter
@@ -182,9 +182,7 @@ class TableWrites:
         return acks
 
     def _split(self, admission: Admission, rows: pa.Table, deletes: bool) -> list[tuple[RegionWriter, pa.Table]]:
-        """Return the rows by region, in order. Raises: InvalidRows, Invalid for wrong rows, if they go to several
-        regions.
-        """
+        """Return the rows by region, in order. Raises: InvalidRows, Invalid for wrong rows of several regions."""
         if len(self._regions.order) == 1 or not rows.num_rows:
             return [(self._regions.of_bucket(0), rows)] if rows.num_rows else []
         admission.check(rows, deletes=deletes)  # a single region checks its rows itself; routing reads the key
@@ -259,7 +257,7 @@ class FoundRows:
         with suppress(Exception), panics_as_errors:
             if not indexed and base.dataset.count_rows() > SCANNED_MAX:
                 return
-            self.number = self._reader.get(self._views, self._keys, self._keys.column_names).num_rows
+            self.number = self._reader.get(Captured(self._views), self._keys, self._keys.column_names).num_rows
 
 
 def _is_acked(write: Write) -> bool:

@@ -221,8 +221,6 @@ def _value(literal: Any, kind: pa.DataType) -> str | None:
 
 
 def _family(kind: pa.DataType) -> Any:
-    """Return an identifier of a family of types: texts are equal whatever their offsets, other values only in one
-    type.
-    """
+    """Return the family of a type: texts are equal whatever their offsets, other values only in one type."""
     name = str(kind).removeprefix("large_").removesuffix("_view")
     return name if name in ("string", "binary") else kind

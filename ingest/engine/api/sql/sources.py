@@ -151,9 +151,7 @@ class Handover(Generic[T]):
 
 
 class Source:
-    """A scan that is read once, as it arrives. `failure`: the first error; DataFusion changes errors that it
-    receives.
-    """
+    """A scan that is read once, as it arrives. `failure`: the first error, because DataFusion changes errors."""
 
     def __init__(self, schema: pa.Schema, batches: Iterator[pa.RecordBatch], cancel: Callable[[], object]) -> None:
         """`batches`: have at least the columns of `schema`. `cancel`: as for Handover."""
