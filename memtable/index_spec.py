@@ -53,6 +53,7 @@ _LANGUAGES = (
     *("Arabic", "Danish", "Dutch", "English", "Finnish", "French", "German", "Greek", "Hungarian", "Italian"),
     *("Norwegian", "Portuguese", "Romanian", "Russian", "Spanish", "Swedish", "Tamil", "Turkish"),
 )
+_CHOICES = {"metric": METRICS, "language": _LANGUAGES, "base_tokenizer": TOKENIZERS}
 
 
 @dataclass(frozen=True)
@@ -167,12 +168,8 @@ def _check_parameters(spec: IndexSpec, kind: pa.DataType) -> None:
 
 def _value_problem(name: str, value: Any, kind: pa.DataType) -> str | None:
     """Return the problem with one parameter's value; None if it is valid."""
-    if name == "metric":
-        return None if value in METRICS else f"it must be one of {', '.join(METRICS)}"
-    if name == "language":
-        return None if value in _LANGUAGES else f"it must be one of {', '.join(_LANGUAGES)}"
-    if name == "base_tokenizer":
-        return None if value in TOKENIZERS else f"it must be one of {', '.join(TOKENIZERS)}"
+    if (choices := _CHOICES.get(name)) is not None:
+        return None if value in choices else f"it must be one of {', '.join(choices)}"
     if name == "custom_stop_words":
         words = isinstance(value, list | tuple) and all(isinstance(word, str) for word in value)
         return None if words or value is None else "it must be a list of words"

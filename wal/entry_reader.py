@@ -23,10 +23,10 @@ from uuid import UUID
 
 from memwal.wal.codec.port import EntryCodec
 from memwal.wal.errors import AnotherLog, Corrupt, Overtaken
-from memwal.wal.layout import entry_key
+from memwal.wal.layout import entry_key, parse_entry_key, wal_prefix
 from memwal.wal.manifest import ManifestStore
 from memwal.wal.records import Entry, EntryHeader
-from memwal.wal.store.port import ObjectStore
+from memwal.wal.store.port import ObjectInfo, ObjectStore
 
 T = TypeVar("T")
 
@@ -87,6 +87,12 @@ class EntryReader:
         if header is not None:
             self._last = (position, header)
         return header
+
+    def listed(self) -> dict[int, ObjectInfo]:
+        """Return the entries on storage by position, ascending; objects of other formats are omitted."""
+        described = ((parse_entry_key(info.key), info) for info in self.store.describe(wal_prefix(self.region_id)))
+        found = {key.position: info for key, info in described if key is not None and key.suffix == self.suffix}
+        return dict(sorted(found.items()))
 
     def newest_map(self, tip: int) -> tuple[int, EntryHeader | None]:
         """Return position and header of the newest entry with the applied map, searched from `tip` down.

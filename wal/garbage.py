@@ -34,12 +34,11 @@ from memwal.wal.codec.port import EntryCodec
 from memwal.wal.entry_reader import EntryReader
 from memwal.wal.errors import Corrupt
 from memwal.wal.fences import FenceIndex, Fences
-from memwal.wal.layout import parse_entry_key, wal_prefix
 from memwal.wal.manifest import ManifestStore
 from memwal.wal.parallel_map import each
 from memwal.wal.records import EntryHeader
 from memwal.wal.retries import WalOptions
-from memwal.wal.store.port import ObjectInfo, ObjectStore
+from memwal.wal.store.port import ObjectStore
 
 _In = TypeVar("_In")
 _Out = TypeVar("_Out")
@@ -87,7 +86,6 @@ class WalCollector:
         """`workers`: objects read or deleted concurrently; 1 starts no thread."""
         self._store = store
         self._region_id = region_id
-        self._codec = codec
         self._reader = EntryReader(store, region_id, codec)
         self._clock = clock
         self._workers, self._options = workers, options
@@ -108,7 +106,7 @@ class WalCollector:
         boundary = 0 if manifest is None else manifest.replay_after
         boundary = boundary if most is None else min(boundary, most)
         self._reader.log_id = "" if manifest is None else manifest.log_id
-        entries = self._entries()
+        entries = self._reader.listed()
         tip = max(entries, default=0)
         last, newest = self._reader.newest_map(tip)
         last = tip if newest is None else last
@@ -140,17 +138,6 @@ class WalCollector:
             dry_run=dry_run,
         )
 
-    def _entries(self) -> dict[int, ObjectInfo]:
-        """Return the entries by position, ascending. Objects that are not entries of this format are left to their
-        owners.
-        """
-        found = {}
-        for info in self._store.describe(wal_prefix(self._region_id)):
-            parsed = parse_entry_key(info.key)
-            if parsed is not None and parsed.suffix == self._codec.suffix:
-                found[parsed.position] = info
-        return dict(sorted(found.items()))
-
     def _possible_fences(self, positions: Sequence[int]) -> set[int]:
         """Return those of `positions` that may be fences and are above an entry that is younger or gone, and those that
         are gone.
@@ -158,7 +145,7 @@ class WalCollector:
         Requires: the epochs were read before. The log is listed again, since a slot may have been collected and then
         filled by a late put. A claim's fence has no rows; another program's fence may have.
         """
-        entries = self._entries()
+        entries = self._reader.listed()
         gone = {position for position in positions if position not in entries}
         # Entries above one that storage received later, which landed in a collected slot, or storage's times are not in
         # order. A position that is not in `entries` may have held one.

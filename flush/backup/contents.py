@@ -22,9 +22,8 @@ nevertheless was flushed, committed and collected: `Vanished`, capture another m
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from uuid import UUID
 
 from memwal.flush.backup.moment import Moment, RegionMoment
 from memwal.flush.base.manifest import manifest_file, manifest_version
@@ -32,9 +31,9 @@ from memwal.flush.base.state import read_state
 from memwal.flush.base.table import BaseTable
 from memwal.flush.errors import InvalidBackup
 from memwal.flush.resizing.routing import parse_routing_key, routing_prefix
-from memwal.wal import Corrupt, ObjectInfo, ObjectStore, RegionManifest
+from memwal.wal import Corrupt, ObjectStore, RegionManifest
 from memwal.wal.entry_reader import EntryReader
-from memwal.wal.layout import manifest_key, parse_entry_key, snapshot_key, sst_key, wal_prefix
+from memwal.wal.layout import manifest_key, snapshot_key, sst_key
 
 _DATA, _DELETIONS, _INDICES = "data/", "_deletions/", "_indices/"
 
@@ -98,10 +97,10 @@ def pieces_of(moment: Moment, store: ObjectStore) -> list[Piece]:
 
 
 def _of_log(base: BaseTable, region: RegionMoment, store: ObjectStore) -> Iterator[Piece]:
-    entries = _entries(base, region.region, store)
     if not region.tip:
         return
     reader = EntryReader(store, region.region, base.codec, log_id=region.manifest.log_id)
+    entries = reader.listed()
     newest, header = reader.newest_map(region.tip)
     if header is None and newest > region.manifest.replay_after:
         raise Vanished(reader.key(newest))
@@ -117,15 +116,6 @@ def _of_log(base: BaseTable, region: RegionMoment, store: ObjectStore) -> Iterat
         yield Piece.of(key, data)
 
 
-def _entries(base: BaseTable, region: UUID, store: ObjectStore) -> Mapping[int, ObjectInfo]:
-    found = {}
-    for info in store.describe(wal_prefix(region)):
-        parsed = parse_entry_key(info.key)
-        if parsed is not None and parsed.suffix == base.codec.suffix:
-            found[parsed.position] = info
-    return found
-
-
 def _fence(reader: EntryReader, entries: Iterable[int], first: int) -> Sequence[int]:
     """Return the position of the first entry of the epoch of the entry at `first`, unless that is `first` itself."""
     header = reader.header(first)
@@ -133,7 +123,7 @@ def _fence(reader: EntryReader, entries: Iterable[int], first: int) -> Sequence[
         raise Vanished(reader.key(first))
     if header.writer_epoch == 1:
         return ()  # no claim fenced another
-    below = sorted(position for position in entries if position < first)
+    below = [position for position in entries if position < first]
 
     def epoch(position: int) -> int:
         if (older := reader.header(position)) is None:

@@ -22,6 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from memwal.flush.base.state import TableState, read_state
+from memwal.flush.sst.key_encoding import one_array
 from memwal.flush.sst.read_back import bitwise_differs
 from memwal.memtable.arrays import Positions
 from memwal.wal import Corrupt, ObjectStore
@@ -55,7 +56,8 @@ def compare_rows(before: pa.Table, after: pa.Table, key: Sequence[str]) -> RowDi
     differs, columns = np.zeros(len(left), dtype=bool), {}
     for name in before.column_names:
         if name in after.column_names and name not in key and len(left):
-            in_column = bitwise_differs(_taken(before.column(name), left), _taken(after.column(name), right))
+            old, new = before.column(name).take(pa.array(left)), after.column(name).take(pa.array(right))
+            in_column = bitwise_differs(one_array(old), one_array(new))
             if in_column.any():
                 differs, columns[name] = differs | in_column, int(in_column.sum())
     return RowDiff(
@@ -89,11 +91,6 @@ def _rest(rows: int, taken: Positions) -> Positions:
     left = np.ones(rows, dtype=bool)
     left[taken] = False
     return np.flatnonzero(left).astype(np.int64)
-
-
-def _taken(column: pa.ChunkedArray, rows: Positions) -> pa.Array:
-    taken = column.take(pa.array(rows)).combine_chunks()
-    return pa.concat_arrays(taken.chunks) if isinstance(taken, pa.ChunkedArray) else taken
 
 
 _ADDRESS = "_rowaddr"
