@@ -40,7 +40,7 @@ def expect_routing(uri: str, ours: int | None, theirs: int) -> None:
         raise resized(uri, ours, theirs)
 
 
-def not_owner(region: UUID, owner: tuple[str, int] | None = None, *, reason: str = "not_owner") -> Unavailable:
+def not_owner(region: UUID, owner: tuple[str, int] | None, *, reason: str) -> Unavailable:
     """Return the error of a call for a region that this process does not own; nothing was written.
 
     `owner`: its endpoint and its epoch, 0 if it has yet to claim the region; None if unknown.

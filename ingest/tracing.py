@@ -44,22 +44,14 @@ _beginning = threading.Lock()
 
 
 class Wanted(Protocol):
-    """The settings of [tracing]."""
+    """The settings of [tracing]; see `settings.sections.TracingSettings`."""
 
     @property
-    def enabled(self) -> bool:
-        """Whether to create spans."""
-        ...
-
+    def enabled(self) -> bool: ...
     @property
-    def endpoint(self) -> str:
-        """URL of the collector; empty: taken from OpenTelemetry's own environment variables."""
-        ...
-
+    def endpoint(self) -> str: ...
     @property
-    def sample(self) -> float:
-        """Share of traces to keep, 0 to 1."""
-        ...
+    def sample(self) -> float: ...
 
 
 def begin(service: str, wanted: Wanted, environ: Mapping[str, str] = os.environ) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -77,21 +77,17 @@ def open_embedded(
         table = Table(
             open_table(loaded, os.environ, schema, ask=asking(loaded, os.environ), claimant=Claimant(take_over))
         )
-        return table if rows is None else _filled(table, rows)
+        with ExitStack() as failed:
+            failed.callback(table.close)
+            if rows is not None:
+                table.put(rows)
+            failed.pop_all()
+        return table
     if rows is not None:
         raise Invalid("read_only = True writes nothing, so it takes no data; remove one of the two")
     if take_over:
         raise Invalid("read_only = True claims nothing, so take_over = True has no effect; remove one of the two")
     return Table(open_stored(loaded, os.environ))
-
-
-def _filled(table: Table, rows: pa.Table) -> Table:
-    try:
-        table.put(rows)
-    except BaseException:
-        table.close()
-        raise
-    return table
 
 
 def _overrides(

@@ -13,12 +13,7 @@ from pydantic.fields import FieldInfo
 from memwal.ingest.secret_refs import redacted, shown
 from memwal.ingest.settings.problems import section_type
 from memwal.ingest.settings.sections import Settings
-from memwal.ingest.settings.values import (
-    format_duration,
-    format_size,
-    parse_duration,
-    parse_size,
-)
+from memwal.ingest.settings.values import format_duration, format_size, parse_duration, parse_size
 
 _WIDTH = 118
 """Maximum characters of a comment line."""

@@ -19,16 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from memwal.ingest.values.documents import DELETE, UPSERTS, of_json
-from memwal.ingest.values.values import (
-    FLOAT_MAX,
-    NARROW,
-    WHOLE,
-    column,
-    is_bytes,
-    is_readable,
-    is_text,
-    transport_type,
-)
+from memwal.ingest.values.values import FLOAT_MAX, NARROW, WHOLE, column, is_bytes, is_readable, is_text, transport_type
 
 Path = tuple[str, ...]
 Read = tuple[Path, pa.DataType, str]

@@ -152,9 +152,8 @@ def from_text(text: str, kind: pa.DataType, unit: str = "") -> Any:
         except pa.ArrowInvalid:
             raise _misfit(text, kind) from None
         if pa.types.is_floating(kind) and re.fullmatch(_WHOLE_TEXT, text.strip()):
-            typed(
-                int(Decimal(text.strip())), kind
-            )  # checks the exact number, as the cast has rounded; int() accepts at most 4,300 digits
+            # Check the exact number, as the cast has rounded. By way of Decimal: int() accepts at most 4,300 digits.
+            typed(int(Decimal(text.strip())), kind)
         return value
     return typed(text, kind, unit)
 
@@ -174,12 +173,8 @@ def _named(kind: pa.DataType) -> str:
 def _integer(value: Any, kind: pa.DataType, _unit: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise _misfit(value, kind)
-    low, high = (
-        (0, 2**kind.bit_width - 1)
-        if pa.types.is_unsigned_integer(kind)
-        else (-(2 ** (kind.bit_width - 1)), 2 ** (kind.bit_width - 1) - 1)
-    )
-    if not low <= value <= high:
+    low = 0 if pa.types.is_unsigned_integer(kind) else -(2 ** (kind.bit_width - 1))
+    if not low <= value < low + 2**kind.bit_width:
         raise _misfit(value, kind, "out of range")
     return value
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from tests.messages import raises
 from tests.page_site import Site
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.string())])
-DEFAULTS = Limits.of(DaemonSettings())
 ROWS = [{"id": id, "v": f"word{id % 7}"} for id in range(3000)]
 
 
@@ -36,7 +34,10 @@ class Served:
     def __init__(self, table: Any, **limits: Any) -> None:
         self.table, self.guard = table, Guard()
         self.service = FlightService(
-            getattr(table, "_engine", table), "grpc://127.0.0.1:0", guard=self.guard, limits=replace(DEFAULTS, **limits)
+            getattr(table, "_engine", table),
+            "grpc://127.0.0.1:0",
+            guard=self.guard,
+            limits=Limits(DaemonSettings().model_copy(update=limits)),
         )
         self.endpoint = f"grpc://127.0.0.1:{self.service.port}"
         self.client = memwal.connect(self.endpoint)
@@ -85,7 +86,7 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Served]]:
 def test_one_call_too_many_is_refused_and_our_client_asks_again(
     serve: Callable[..., Served], wait_until: Callable[..., Any]
 ) -> None:
-    served = serve(calls=1)
+    served = serve(calls_max=1)
     region = served.table.status()["regions"][0]["id"]
     stream = served.connection.open_put(region, memwal.Token("query", 0), SCHEMA)
     stream.write(pa.Table.from_pylist(ROWS[:1], SCHEMA))
@@ -114,7 +115,7 @@ def test_one_call_too_many_is_refused_and_our_client_asks_again(
 def test_a_scan_counts_as_a_call_until_its_end_and_no_longer(
     serve: Callable[..., Served], wait_until: Callable[..., Any]
 ) -> None:
-    served = serve(calls=2)
+    served = serve(calls_max=2)
     for _ in range(3):
         assert served.client.scan().read_all().num_rows == 3000
     left = served.client.scan()
@@ -133,7 +134,7 @@ def test_a_scan_counts_as_a_call_until_its_end_and_no_longer(
 
 
 def test_what_ends_the_waiting_of_puts_is_taken_however_many_calls_are_under_way(serve: Callable[..., Served]) -> None:
-    served = serve(calls=1)
+    served = serve(calls_max=1)
     with served.service.calls.enter():
         served.connection.act("flush", None, 30)
         assert served.connection.act("commit", None, 30)["ssts"] == 1
@@ -146,7 +147,7 @@ def test_what_ends_the_waiting_of_puts_is_taken_however_many_calls_are_under_way
 
 def test_a_put_that_is_too_large_is_refused_in_its_middle(serve: Callable[..., Served]) -> None:
     """Covers every way of sending rows; the client gets the daemon's own error."""
-    served = serve(put=1 << 20)
+    served = serve(put_max=1 << 20)
     before = served.table.status()["regions"][0]["wal_position"]
     rows = pa.table({"id": list(range(9000, 9200)), "v": ["x" * 200_000] * 200}, schema=SCHEMA)
     with raises(Invalid):
@@ -166,7 +167,7 @@ def send(stream: Any, rows: pa.Table) -> None:
 
 
 def test_our_client_sends_wide_rows_as_small_messages(serve: Callable[..., Served]) -> None:
-    served = serve(message=BATCH_BYTES + (1 << 20))
+    served = serve(message_max=BATCH_BYTES + (1 << 20))
     rows = pa.table({"id": list(range(9000, 9040)), "v": ["x" * (1 << 20)] * 40}, schema=SCHEMA)
     assert served.client.put(rows).applied
     assert served.client.get([9000, 9039])["v"].to_pylist() == ["x" * (1 << 20)] * 2
@@ -189,7 +190,7 @@ NO_BYTES = {
 @pytest.mark.parametrize("values", NO_BYTES.values(), ids=NO_BYTES)
 def test_rows_count_with_the_size_that_they_have_in_the_table(serve: Callable[..., Served], values: pa.Array) -> None:
     """A message of few bytes may hold any number of nulls, and refer to one large value any number of times."""
-    served = serve(message=4 << 20, put=8 << 20)
+    served = serve(message_max=4 << 20, put_max=8 << 20)
     before = served.table.count()
     with raises(Invalid):
         served.connection.read("get", {"columns": None, "level": "latest"}, pa.table({"id": values}))
@@ -208,7 +209,7 @@ def test_rows_count_with_the_size_that_they_have_in_the_table(serve: Callable[..
 def test_columns_that_a_put_lacks_count(tmp_path: Path) -> None:
     wide = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.list_(pa.float32(), 4096))])
     with memwal.open(tmp_path / "t.lance", schema=wide, key="id", regions=1) as table:
-        served = Served(table, put=8 << 20)
+        served = Served(table, put_max=8 << 20)
         with raises(Invalid):
             served.client.put(pa.table({"id": range(1000)}), missing="null")
         assert served.client.put(pa.table({"id": range(100)}), missing="null").applied
@@ -228,7 +229,7 @@ READS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("read", READS.values(), ids=READS)
 def test_a_read_that_takes_too_long_ends_with_a_clear_error(serve: Callable[..., Served], read: Any) -> None:
-    served = serve(query_seconds=1e-9)
+    served = serve(query_timeout=1e-9)
     with raises(Invalid) as late:
         read(served.client)
     assert late.value.details["reason"] == "late"
@@ -267,7 +268,7 @@ def endless(monkeypatch: pytest.MonkeyPatch) -> list[Endless]:
 
 
 def test_the_work_of_a_read_ends_at_the_next_batch(serve: Callable[..., Served], endless: list[Endless]) -> None:
-    served = serve(query_seconds=0.2)
+    served = serve(query_timeout=0.2)
     rows = served.client.scan()
     with raises(Invalid):
         rows.read_all()
@@ -293,7 +294,7 @@ def test_a_query_of_the_page_that_got_no_answer_in_time_works_no_longer(
 
 
 def test_a_read_that_gathers_too_much_is_refused_and_one_that_streams_is_not(serve: Callable[..., Served]) -> None:
-    served = serve(query_bytes=10_000)
+    served = serve(query_memory=10_000)
     for read in (READS["ordered scan"], lambda table: table.get(list(range(3000)))):
         with raises(Invalid) as refused:
             read(served.client)
@@ -306,17 +307,17 @@ def test_a_read_that_gathers_too_much_is_refused_and_one_that_streams_is_not(ser
 
 def test_a_read_looks_for_no_more_rows_than_there_are(serve: Callable[..., Served]) -> None:
     """Lance and faiss allocate memory for the requested number of rows at once."""
-    served = serve(query_bytes=100_000)
+    served = serve(query_memory=100_000)
     assert served.client.match("v", "word3", k=2**31 - 1).num_rows == 429
     assert served.client.match("v", "word3", k=100_000, columns=["id"], offset=2**31 - 1 - 100_000).num_rows == 0
     assert served.client.scan(limit=2**61).read_all().num_rows == 3000
     assert served.client.scan(order_by="id", limit=2**61, columns=["id"]).read_all().num_rows == 3000
     with raises(Invalid) as refused:
-        serve(query_bytes=20_000).client.match("v", "word3", k=2**31 - 1)
+        serve(query_memory=20_000).client.match("v", "word3", k=2**31 - 1)
     assert refused.value.details["reason"] == "memory"
 
 
 def test_zero_is_no_limit_of_reads(serve: Callable[..., Served]) -> None:
-    served = serve(query_seconds=0.0, query_bytes=0)
+    served = serve(query_timeout=0.0, query_memory=0)
     for read in READS.values():
         assert read(served.client) is not None

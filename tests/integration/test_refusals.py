@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ class Served:
     def __init__(self, table: Any, folder: Path, site: Site) -> None:
         self.table, self.folder, self.site = table, folder, site
         self.guard = Guard.of(GUARDED, ENV)
-        limits = replace(Limits.of(DaemonSettings()), message=MESSAGE, put=PUT)
+        limits = Limits(DaemonSettings().model_copy(update={"message_max": MESSAGE, "put_max": PUT}))
         engine = getattr(table, "_engine", table)
         self.service = FlightService(engine, "grpc://127.0.0.1:0", guard=self.guard, limits=limits)
         self.raw = flight.connect(f"grpc://127.0.0.1:{self.service.port}")

@@ -14,8 +14,7 @@ from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from functools import partial, wraps
 from pathlib import Path
-from types import MethodType
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 from weakref import WeakSet
 
 import pyarrow as pa
@@ -44,59 +43,39 @@ room. A call holds one thread while it runs; group commit combines the puts that
 _CLOSED = "the table is closed; connect again"
 
 
-class _Awaited(Generic[P, S]):
-    """A method of `AsyncTable`, with the parameters and the docstring of the synchronous one."""
+def _awaited(
+    method: Callable[Concatenate[Any, P], R], result: Callable[[R, Calls], S], *, writes: bool = False
+) -> Callable[Concatenate[AsyncTable, P], Coroutine[Any, Any, S]]:
+    """Return a method of `AsyncTable` with the parameters and the docstring of the synchronous `method`."""
+    name = method.__name__
 
-    def __init__(
-        self, method: Callable[Concatenate[Any, P], R], result: Callable[[R, Calls], S], *, writes: bool
-    ) -> None:
-        name = method.__name__
+    @wraps(method)
+    async def awaited(table: AsyncTable, /, *args: P.args, **kwargs: P.kwargs) -> S:
+        answer = await table._call(lambda of: method_of(of, name)(*args, **kwargs), writes=writes)  # noqa: SLF001
+        return result(answer, table._read)  # noqa: SLF001
 
-        @wraps(method)
-        async def awaited(table: AsyncTable, /, *args: P.args, **kwargs: P.kwargs) -> S:
-            answer = await table._call(lambda of: method_of(of, name)(*args, **kwargs), writes=writes)  # noqa: SLF001
-            return result(answer, table._read)  # noqa: SLF001
-
-        self.awaited = awaited
-
-    @overload
-    def __get__(self, table: None, owner: Any) -> Callable[Concatenate[AsyncTable, P], Coroutine[Any, Any, S]]: ...
-
-    @overload
-    def __get__(self, table: AsyncTable, owner: Any) -> Callable[P, Coroutine[Any, Any, S]]: ...
-
-    def __get__(self, table: AsyncTable | None, owner: Any) -> Any:
-        return self.awaited if table is None else MethodType(self.awaited, table)
+    return awaited
 
 
-class _Streamed(Generic[P, M]):
-    """As `_Awaited`, for a method whose result is a stream."""
+def _streamed(
+    method: Callable[Concatenate[Any, P], R], result: Callable[[R, Calls], M]
+) -> Callable[Concatenate[AsyncTable, P], Opening[M]]:
+    """As `_awaited`, for a method whose result is a stream."""
+    awaited = _awaited(method, result)
 
-    def __init__(self, method: Callable[Concatenate[Any, P], R], result: Callable[[R, Calls], M]) -> None:
-        awaited = _Awaited(method, result, writes=False).awaited
+    @wraps(method)
+    def opening(table: AsyncTable, /, *args: P.args, **kwargs: P.kwargs) -> Opening[M]:
+        return Opening(awaited(table, *args, **kwargs))
 
-        @wraps(method)
-        def opening(table: AsyncTable, /, *args: P.args, **kwargs: P.kwargs) -> Opening[M]:
-            return Opening(awaited(table, *args, **kwargs))
-
-        self._opening = opening
-
-    @overload
-    def __get__(self, table: None, owner: Any) -> Callable[Concatenate[AsyncTable, P], Opening[M]]: ...
-
-    @overload
-    def __get__(self, table: AsyncTable, owner: Any) -> Callable[P, Opening[M]]: ...
-
-    def __get__(self, table: AsyncTable | None, owner: Any) -> Any:
-        return self._opening if table is None else MethodType(self._opening, table)
+    return opening
 
 
-def _reading(method: Callable[Concatenate[Any, P], R]) -> _Awaited[P, R]:
-    return _Awaited(method, _as_it_is, writes=False)
+def _reading(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[AsyncTable, P], Coroutine[Any, Any, R]]:
+    return _awaited(method, _as_it_is)
 
 
-def _writing(method: Callable[Concatenate[Any, P], R]) -> _Awaited[P, R]:
-    return _Awaited(method, _as_it_is, writes=True)
+def _writing(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[AsyncTable, P], Coroutine[Any, Any, R]]:
+    return _awaited(method, _as_it_is, writes=True)
 
 
 def _as_it_is(answer: R, _: Calls) -> R:
@@ -127,15 +106,15 @@ class AsyncTable:
     delete = _writing(LanceDBForms.delete)
     update = _writing(LanceDBForms.update)
     get = _reading(LanceDBForms.get)
-    scan = _Streamed(LanceDBForms.scan, AsyncRowStream)
+    scan = _streamed(LanceDBForms.scan, AsyncRowStream)
     count = _reading(LanceDBForms.count)
     facets = _reading(LanceDBForms.facets)
     search = _reading(Reads.search)
     match = _reading(LanceDBForms.match)
     hybrid = _reading(LanceDBForms.hybrid)
     candidates = _reading(LanceDBForms.candidates)
-    sql = _Streamed(LanceDBForms.sql, AsyncRowStream)
-    changes = _Streamed(LanceDBForms.changes, AsyncChanges)
+    sql = _streamed(LanceDBForms.sql, AsyncRowStream)
+    changes = _streamed(LanceDBForms.changes, AsyncChanges)
     changes_position = _reading(LanceDBForms.changes_position)
     create_index = _writing(LanceDBForms.create_index)
     drop_index = _writing(LanceDBForms.drop_index)

@@ -138,6 +138,3 @@ def nobody_serves(base: flush.BaseTable, store: wal.ObjectStore) -> str:
         f"no daemon serves {base.uri}{f' ({last})' if last else ''}: start `memwal serve`, or read storage with "
         'fallback="durable"'
     )
-
-
-__all__ = ["connect", "is_table", "nobody_serves", "served_table"]

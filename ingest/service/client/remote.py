@@ -251,8 +251,7 @@ class RemoteTable(LanceDBForms):
     @translate_errors
     def list_indexes(self) -> list[dict[str, Any]]:
         """See `Operations.list_indexes`."""
-        listed: list[dict[str, Any]] = self._patiently(partial(self._of_first, "indexes", {}), READ_TIMEOUT)
-        return listed
+        return list(self._patiently(partial(self._of_first, "indexes", {}), READ_TIMEOUT))
 
     @translate_errors
     def list_versions(self) -> list[dict[str, Any]]:
@@ -280,8 +279,7 @@ class RemoteTable(LanceDBForms):
         self._patiently(partial(self._of_first, "tag", request), READ_TIMEOUT, repeatable=False)
 
     def _versions(self) -> dict[str, Any]:
-        answer: dict[str, Any] = self._patiently(partial(self._of_first, "versions", {}), READ_TIMEOUT)
-        return answer
+        return dict(self._patiently(partial(self._of_first, "versions", {}), READ_TIMEOUT))
 
     @translate_errors
     def status(self) -> dict[str, Any]:

@@ -347,8 +347,7 @@ class Router:
     def _take_over(self, answers: Mapping[str, Mapping[str, Any]]) -> None:
         """Apply the daemons and owners in `answers`. Raises: Unavailable (reason "resized") after a resize."""
         for answer in answers.values() if self.regions else ():
-            if answer["table"] == self.table:
-                expect_routing(answer["table"], self.routing, answer["routing_version"])
+            expect_routing(answer["table"], self.routing, answer["routing_version"])
         self._processes |= {endpoint: answer["process"] for endpoint, answer in answers.items()}
         self._meet(answers.values())
         self.believe(believed(answers.items(), self.table))

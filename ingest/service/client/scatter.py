@@ -60,7 +60,7 @@ def with_key(kind: ReadKind, request: dict[str, Any], key: Sequence[str]) -> dic
     return {**request, "columns": [*dict.fromkeys([*columns, *key])]}
 
 
-def one_after_another(answers: Sequence[RowStream], limit: int | None, *, whole: bool = False) -> RowStream:
+def one_after_another(answers: Sequence[RowStream], limit: int | None, *, whole: bool) -> RowStream:
     """Return the rows of all streams, at most `limit`.
 
     All owners captured their snapshots before. A stream that waits for its turn holds as many rows in transit as gRPC

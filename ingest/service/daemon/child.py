@@ -152,7 +152,8 @@ class RestartingDaemon:
         self.endpoint = self._child.endpoint
         daemon = settings.daemon.model_copy(update={"port": int(self.endpoint.rpartition(":")[2])})
         self._settings = settings.model_copy(update={"daemon": daemon})
-        self._failure: MemWalError | None = None
+        self.failure: MemWalError | None = None
+        """Why the child is not restarted; None while it runs or restarts."""
         self._stopped = threading.Event()
         self._keeper = Worker("child-keeper", self._keep)
 
@@ -160,11 +161,6 @@ class RestartingDaemon:
     def pid(self) -> int:
         """Process id of the current child."""
         return self._child.pid
-
-    @property
-    def failure(self) -> MemWalError | None:
-        """Why the child is not restarted; None while it runs or restarts."""
-        return self._failure
 
     def stop(self, timeout: float = 30.0) -> int:
         """Stop the child as `ChildDaemon.stop` does, and do not restart it."""
@@ -195,7 +191,7 @@ class RestartingDaemon:
                 may_pass = isinstance(found, Unavailable | UnknownOutcome) and self._clock.monotonic() < until
                 if not may_pass:
                     ended = f"the daemon ended ({how_it_ended(code)}) and cannot be started again"
-                    self._failure = type(found)(f"{ended}: {found}", found.details)
+                    self.failure = type(found)(f"{ended}: {found}", found.details)
                     return False
                 _LOG.warning("the daemon does not start, will try again: %s", found)
         return False

@@ -57,27 +57,17 @@ class Calls:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The settings of [daemon] that limit callers. For reads, 0 means no limit."""
+    """Checks callers against the limits that [daemon] sets. For reads, 0 means no limit."""
 
-    calls: int
-    message: int
-    put: int
-    query_seconds: float
-    query_bytes: int
-
-    @classmethod
-    def of(cls, daemon: DaemonSettings) -> Limits:
-        """Return the limits that [daemon] sets."""
-        return cls(daemon.calls_max, daemon.message_max, daemon.put_max, daemon.query_timeout, daemon.query_memory)
+    daemon: DaemonSettings
 
     def reader(self, gone: Callable[[], bool], monotonic: Callable[[], float]) -> Caller:
         """Return the caller of a read. `gone`: whether it has left."""
-        return Caller(gone, Allowance(monotonic, self.query_seconds, self.query_bytes))
+        return Caller(gone, Allowance(monotonic, self.daemon.query_timeout, self.daemon.query_memory))
 
     def take_message(self, size: int) -> None:
         """Check the bytes of a message. Raises: Invalid above the limit."""
-        if size > self.message:
-            raise _too_large("a message", size, "message_max", self.message, "send smaller batches, or fewer keys")
+        self._expect("a message", size, "message_max", "send smaller batches, or fewer keys")
 
     def take_keys(self, rows: pa.Table, table: pa.Schema) -> None:
         """Check the bytes of a request's rows, converted to the types of `table`. Raises: Invalid above the limit of
@@ -99,11 +89,15 @@ class Limits:
                 sizes.append(ConvertedSize(batch.schema, table, whole=True))
             self.take_message(batch.nbytes)
             total += sizes[0].of(batch)
-            if total > self.put:
-                text = "put fewer rows at a time, or smaller micro-batches"
-                raise _too_large("a put", total, "put_max", self.put, f"nothing was applied: {text}")
+            todo = "nothing was applied: put fewer rows at a time, or smaller micro-batches"
+            self._expect("a put", total, "put_max", todo)
 
         return count
+
+    def _expect(self, what: str, size: int, setting: str, todo: str) -> None:
+        if size > (most := getattr(self.daemon, setting)):
+            text = f"{what} has {size} bytes, more than daemon.{setting} = {format_size(most)}"
+            raise Invalid(f"{text}; {todo}, or raise the setting", {"reason": SIZE, "size": size, "most": most})
 
 
 def why_refused(error: MemWalError) -> Why | None:
@@ -127,8 +121,3 @@ def classified(error: BaseException) -> MemWalError:
     if isinstance(found, Internal) and isinstance(error, _MALFORMED):
         return Invalid(f"not a request of memwal: {type(error).__name__}: {first_line(error)}")
     return found
-
-
-def _too_large(what: str, size: int, setting: str, most: int, todo: str) -> Invalid:
-    text = f"{what} has {size} bytes, more than daemon.{setting} = {format_size(most)}; {todo}, or raise the setting"
-    return Invalid(text, {"reason": SIZE, "size": size, "most": most})

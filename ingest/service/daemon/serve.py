@@ -188,7 +188,7 @@ class _Daemon:
             daemon, place = self._settings.daemon, self._place
             host, port, scheme = daemon.host, daemon.port, addresses.scheme_of(daemon.tls_cert)
             try:
-                at, limits = addresses.endpoint_of(host, port, scheme), Limits.of(daemon)
+                at, limits = addresses.endpoint_of(host, port, scheme), Limits(daemon)
                 self._service = FlightService(table, at, place, self._guard, limits, self._pages.events)
             except OSError as error:
                 text = f"daemon.port: cannot listen on {host}:{port} ({error}); choose another port, or 0"

@@ -129,8 +129,8 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         Raises: OSError if the port is in use.
         """
         self._events = events
-        self._guard, self._limits = guard or Guard(), limits or Limits.of(DaemonSettings())
-        self.calls = Calls(self._limits.calls)
+        self._guard, self._limits = guard or Guard(), limits or Limits(DaemonSettings())
+        self.calls = Calls(self._limits.daemon.calls_max)
         self._log = AccessLog(table.regions.context.clock)
         self.table, self._place = table, place or Place()
         super().__init__(location, **trace_headers.taking_headers(self._guard.flight_options()))

@@ -27,7 +27,6 @@ class RecentEvents(logging.Handler):
         self._kept: deque[dict[str, Any]] = deque(maxlen=KEPT)
         self._numbers = count(1)
         self._logger = logging.getLogger("memwal")
-        self._level = self._logger.level
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep a record."""

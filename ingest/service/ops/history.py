@@ -84,19 +84,15 @@ class History:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._rows = np.full((KEPT, _APPENDS.stop), np.nan)
-        self._count = 0
+        self.count = 0
+        """Number of samples so far; the newest has this number less one."""
 
     def add(self, monotonic: float, time: float, sample: Sample) -> None:
         """Store a sample taken at unix time `time`, in place of the oldest."""
         *plain, acks, appends = sample
         with self._lock:
-            self._rows[self._count % KEPT] = (monotonic, time, *plain, *acks, *appends)
-            self._count += 1
-
-    @property
-    def count(self) -> int:
-        """Number of samples so far; the newest has this number less one."""
-        return self._count
+            self._rows[self.count % KEPT] = (monotonic, time, *plain, *acks, *appends)
+            self.count += 1
 
     def figures(self) -> dict[str, Any]:
         """Return the figures of the last minute; None if not measured.
@@ -107,7 +103,8 @@ class History:
         rows, _ = self._newest(RECENT + 1)
         if not len(rows):
             rows = np.full((1, _APPENDS.stop), np.nan)
-        levels = {name: _plain(_most(rows[:, _AT[name]])) for name in ("latest", "flushed", "committed")}
+        # fmax ignores NaN, unless there is nothing else
+        levels = {name: _plain(np.fmax.reduce(rows[:, _AT[name]])) for name in ("latest", "flushed", "committed")}
         return {
             "rates": {name.partition("_")[0]: _plain(_rates(rows[-RATE_OVER - 1 :], name)[-1]) for name in _COUNTED},
             "acks": _spread(rows, _ACKS),
@@ -122,7 +119,7 @@ class History:
         `first`: the number of the first. `time`: unix seconds; `put`, `deleted`: rows per second; `latest`,
         `flushed`, `committed`, `ack_p99`: seconds; `lag_rows`. None if not measured.
         """
-        wanted = min(SHOWN, self._count - since + OVERLAP)
+        wanted = min(SHOWN, self.count - since + OVERLAP)
         rows, first = self._newest(wanted + RATE_OVER)
         before = max(0, len(rows) - wanted)
         shown = {
@@ -138,8 +135,8 @@ class History:
     def _newest(self, count: int) -> tuple[Numbers, int]:
         """Return copies of at most `count` samples, oldest first, and the number of the first."""
         with self._lock:
-            first = max(0, self._count - min(count, KEPT))
-            return self._rows[np.arange(first, self._count) % KEPT], first
+            first = max(0, self.count - min(count, KEPT))
+            return self._rows[np.arange(first, self.count) % KEPT], first
 
 
 _COUNTED = ("put_rows", "deleted_rows", "bad_rows")
@@ -167,11 +164,6 @@ def _spread(rows: Numbers, columns: slice) -> dict[str, Any]:
     counts = np.nan_to_num(np.maximum(rows[-1:, columns] - rows[:1, columns], 0.0))
     p50, p99 = (_plain(float(quantiles(counts, q)[0])) for q in (0.5, 0.99))
     return {"p50": p50, "p99": p99, "count": int(counts.sum())}
-
-
-def _most(values: Numbers) -> float:
-    known = values[~np.isnan(values)]
-    return float(known.max()) if len(known) else math.nan
 
 
 def _plain(value: float) -> float | None:

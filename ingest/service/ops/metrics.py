@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, generate_latest
@@ -34,8 +35,8 @@ class Declared:
     of label value and number.
     """
 
-    name: str
     kind: Kind
+    name: str
     meaning: str
     read: Read
     by: str = ""
@@ -53,19 +54,7 @@ class Declared:
         return of[self.read] if isinstance(of, Mapping) else getattr(of, self.read)
 
 
-def counter(name: str, meaning: str, read: Read, by: str = "") -> Declared:
-    """Declare a counter."""
-    return Declared(name, "counter", meaning, read, by)
-
-
-def histogram(name: str, meaning: str, read: Read) -> Declared:
-    """Declare a histogram."""
-    return Declared(name, "histogram", meaning, read)
-
-
-def gauge(name: str, meaning: str, read: Read, by: str = "") -> Declared:
-    """Declare a gauge."""
-    return Declared(name, "gauge", meaning, read, by)
+counter, gauge, histogram = partial(Declared, "counter"), partial(Declared, "gauge"), partial(Declared, "histogram")
 
 
 def _pending(what: str) -> Callable[[Mapping[str, Any]], float]:

@@ -189,7 +189,7 @@ class OpenPut:
     Thread safety. One thread.
     """
 
-    def __init__(self, endpoint: str, writer: Any, reader: Any, schema: pa.Schema, tls: ClientTls = NO_TLS) -> None:
+    def __init__(self, endpoint: str, writer: Any, reader: Any, schema: pa.Schema, tls: ClientTls) -> None:
         """Begin to send rows with `schema` over an open call. Raises: Flight's errors."""
         self.endpoint, self.tls = endpoint, tls
         self._writer, self._reader = writer, reader
@@ -222,8 +222,12 @@ class OpenPut:
             self._writer.close()
         except (flight.FlightError, pa.ArrowException, OSError) as error:
             translated = from_flight(error, self.endpoint)
-            refused = isinstance(translated, Invalid) or bool(getattr(error, "extra_info", b""))
-            raise translated if refused else _no_answer(self.endpoint) from None
+            if isinstance(translated, Invalid) or bool(getattr(error, "extra_info", b"")):
+                raise translated from None
+            raise UnknownOutcome(
+                f"the daemon at {self.endpoint} was lost before it answered; the rows may be applied: retry with the "
+                "same token"
+            ) from None
         return answer
 
     def abort(self) -> None:
@@ -242,12 +246,6 @@ def kept_columns(keeps: bool, nulls: Sequence[str]) -> dict[str, Any]:
     it reject the call.
     """
     return {"nulls": list(nulls), **({"needs": ["nulls"]} if keeps else {})}
-
-
-def _no_answer(endpoint: str) -> UnknownOutcome:
-    return UnknownOutcome(
-        f"the daemon at {endpoint} was lost before it answered; the rows may be applied: retry with the same token"
-    )
 
 
 def as_vector(vector: Any) -> pa.Table:

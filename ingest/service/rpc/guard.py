@@ -324,7 +324,7 @@ class _BearerFactory(flight.ServerMiddlewareFactory):  # type: ignore[misc]
         return _Bearer(role)
 
 
-def check_address(setting: str, host: str, port: int, guard: Guard | None = None, *, free: bool = True) -> None:
+def check_address(setting: str, host: str, port: int, guard: Guard, *, free: bool) -> None:
     """Check, before regions are claimed, that this process can and may listen on an address.
 
     `setting`: name of the port's setting, for example daemon.http_port. `free`: check that the port is free; pass
@@ -337,7 +337,7 @@ def check_address(setting: str, host: str, port: int, guard: Guard | None = None
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
         raise Invalid(f"{host_setting}: '{host}' is not an address ({error.strerror}); write 127.0.0.1") from None
-    if not is_loopback(str(address[0])) and not (guard is not None and guard.complete):
+    if not is_loopback(str(address[0])) and not guard.complete:
         raise Invalid(
             f"{host_setting}: {host} is not a loopback address, other machines can reach it: set daemon.token, "
             "daemon.tls_cert and daemon.tls_key, or write 127.0.0.1"

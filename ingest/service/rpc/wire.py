@@ -159,7 +159,7 @@ def _element(kind: Any) -> pa.Field:
 def read_closed(
     reader: flight.MetadataRecordBatchReader,
     announced: int | None,
-    count: Callable[[pa.RecordBatch], None] = lambda _: None,
+    count: Callable[[pa.RecordBatch], None],
 ) -> pa.Table:
     """Return all rows that follow the request of a write, validated.
 

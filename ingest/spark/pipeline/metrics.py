@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from memwal.ingest.engine.region.counters import Histogram
 from memwal.ingest.engine.table.pauses import Paused
-from memwal.ingest.service.ops.metrics import PAUSED, Declared, families
+from memwal.ingest.service.ops.metrics import PAUSED, counter, families, gauge, histogram
 from memwal.ingest.spark.sink.receipts import BatchReceipt
 from memwal.wal import Clock
 
@@ -212,69 +212,60 @@ def _offsets(found: Any) -> dict[tuple[str, str], int] | None:
 
 
 RAN = (
-    Declared("memwal_run_rows", "counter", "rows of finished micro-batches", lambda run: run.rows),
-    Declared("memwal_run_repeated_rows", "counter", "rows of these that were sent again", lambda run: run.repeated),
-    Declared("memwal_run_micro_batches", "counter", "micro-batches finished", lambda run: run.micro_batches),
-    Declared("memwal_run_batch_id", "gauge", "batch_id of the newest of them, -1 before", lambda run: run.batch_id),
-    Declared(
+    counter("memwal_run_rows", "rows of finished micro-batches", lambda run: run.rows),
+    counter("memwal_run_repeated_rows", "rows of these that were sent again", lambda run: run.repeated),
+    counter("memwal_run_micro_batches", "micro-batches finished", lambda run: run.micro_batches),
+    gauge("memwal_run_batch_id", "batch_id of the newest of them, -1 before", lambda run: run.batch_id),
+    gauge(
         "memwal_run_last_batch_timestamp_seconds",
-        "gauge",
         "when rows were last acknowledged, unix time; 0 before",
         lambda run: run.finished_at,
     ),
-    Declared(
+    histogram(
         "memwal_run_ack_seconds",
-        "histogram",
         "closing of a region's stream to its ack, one per region and micro-batch",
         lambda run: run.ack_seconds,
     ),
-    Declared(
+    gauge(
         "memwal_source_lag_seconds",
-        "gauge",
         "freshness: time from landing in the source until searchable, of the oldest row of the last micro-batch; while "
         "the source has more rows, at least the time that the oldest of them has waited; 0 after a minute without rows",
         lambda run: run.lag_seconds,
     ),
-    Declared(
+    gauge(
         "memwal_run_freshness_max_seconds",
-        "gauge",
         "objective for this freshness (`source.freshness_max`); 0 = none, as with `run --once`",
         lambda run: run.freshness_max,
     ),
-    Declared(
+    gauge(
         "memwal_source_waiting_seconds",
-        "gauge",
         "time without a finished micro-batch though the source has rows to read, or does not answer; else 0",
         lambda run: run.waiting_seconds,
     ),
-    Declared(
+    gauge(
         "memwal_run_trigger_seconds",
-        "gauge",
         "time between two micro-batches (`source.trigger`)",
         lambda run: run.trigger,
     ),
-    Declared(
+    gauge(
         "memwal_source_lag_rows",
-        "gauge",
         "rows that the source held at the last trigger and it did not take; NaN where the source counts none (files)",
         lambda run: float("nan") if run.rows_behind is None else run.rows_behind,
     ),
-    Declared(
+    gauge(
         "memwal_run_step_seconds",
-        "gauge",
         "the last micro-batch by Spark's own count: triggerExecution is all of it, addBatch the sink's part",
         lambda run: sorted(run.steps.items()),
         by="step",
     ),
-    Declared("memwal_bad_rows", "counter", "rows that no region got: left out, or dead letters", lambda run: run.bad),
-    Declared("memwal_dead_letters", "counter", "dead letters written", lambda run: run.letters),
+    counter("memwal_bad_rows", "rows that no region got: left out, or dead letters", lambda run: run.bad),
+    counter("memwal_dead_letters", "dead letters written", lambda run: run.letters),
 )
 """Metrics of a `RunMeter`."""
 
 RAN_BY_REGION = (
-    Declared(
+    histogram(
         "memwal_run_queryable_seconds",
-        "histogram",
         "freshness of all rows: time from a row's landing in the source until it is searchable; rows between the "
         "oldest and the newest of a micro-batch count as evenly spread",
         lambda queryable: queryable,
