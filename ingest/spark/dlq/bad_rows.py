@@ -37,7 +37,6 @@ from memwal.ingest.secret_refs import resolve
 from memwal.ingest.service.client.target import Target
 from memwal.ingest.spark.dlq.table import SCHEMA, DeadLetters
 from memwal.ingest.spark.source import columns as col
-from memwal.ingest.spark.source.columns import of_table, rows_and_deletes
 from memwal.ingest.spark.source.files import UNREADABLE
 from memwal.ingest.values.documents import no_number, object_of
 from memwal.ingest.values.json_parts import Written, expect_names_once
@@ -184,7 +183,7 @@ def conformed_to(target: Target, batch: pa.RecordBatch) -> pa.Table:
 
     Raises: InvalidRows for rows that a region would refuse.
     """
-    rows, deletes = rows_and_deletes(batch, target.base.key, target.base.rules.version)
+    rows, deletes = col.rows_and_deletes(batch, target.base.key, target.base.rules.version)
     whole = target.checker.whole(rows, False if deletes is None else deletes)
     target.checker.checked(whole)
     return whole
@@ -259,7 +258,7 @@ def read_again(batch: pa.RecordBatch, schema: pa.Schema) -> tuple[pa.RecordBatch
     rows = [row for row, why in bad.items() if f"{why.stage}: {why.reason}" == UNREADABLE]
     if not rows or col.RAW_VALUE not in batch.schema.names:
         return batch, bad
-    wanted = [name for name in of_table(batch.schema.names) if name in schema.names]
+    wanted = [name for name in col.of_table(batch.schema.names) if name in schema.names]
     raw = batch[col.RAW_VALUE].take(pa.array(rows)).to_pylist()
     columns, still = columns_of(raw, pa.schema(map(schema.field, wanted)), lines=True)
     for at, row in enumerate(rows):

@@ -42,7 +42,6 @@ from memwal.ingest.spark.sink.route import RouteTask
 from memwal.ingest.spark.sink.send import SendTask, nulls_of
 from memwal.ingest.spark.sink.small import MOST_BYTES, PATHS_NEEDED, TOO_MANY, OneTask, PreparedTask, fits_one_task
 from memwal.ingest.spark.source import columns as col
-from memwal.ingest.spark.source.columns import places
 from memwal.wal import SystemClock, SystemIds
 from memwal.wal.panics import panics_as_errors
 
@@ -401,7 +400,7 @@ def routed_frame(frame: DataFrame, route: RouteTask, most: int, order_by: Sequen
     from pyspark.sql import functions
     from pyspark.sql.types import IntegerType, LongType, StructField, StructType
 
-    if not places(frame.columns):
+    if not col.places(frame.columns):
         frame = frame.withColumn(col.PLACE[2], functions.spark_partition_id().cast("long"))
     kinds = zip(col.ADDED, (LongType(), IntegerType()), strict=True)
     added = [StructField(name, kind, True) for name, kind in kinds]
@@ -413,7 +412,7 @@ def routed_frame(frame: DataFrame, route: RouteTask, most: int, order_by: Sequen
     routed = frame.mapInArrow(route, StructType([*passing, *added]))
     tasks = min(most, int(frame.sparkSession.conf.get("spark.sql.shuffle.partitions") or most))
     by_region = functions.pmod(functions.col(col.BUCKET), functions.lit(tasks))
-    place = places(frame.columns)
+    place = col.places(frame.columns)
     placed = routed.repartitionById(tasks, by_region)
     return placed.sortWithinPartitions(col.BUCKET, *(f"`{name}`" for name in order_by), *place, col.ROW)
 
