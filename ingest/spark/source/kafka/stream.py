@@ -11,7 +11,6 @@ outside of `TryEval`.
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Mapping
 from contextlib import closing
@@ -20,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from memwal.ingest.errors import Unavailable
-from memwal.ingest.secret_refs import resolve
 from memwal.ingest.settings.load import Settings
 from memwal.ingest.settings.sections import KAFKA, SourceSettings
 from memwal.ingest.spark.checkpoint_files import checkpoint_files
 from memwal.ingest.spark.reading import DriverRead, SourceRows
 from memwal.ingest.spark.schema import spark_type
 from memwal.ingest.spark.source import columns as col
+from memwal.ingest.spark.source.files import resolved_options
 from memwal.ingest.spark.source.kafka import rows
 from memwal.ingest.spark.source.kafka.topics import Admin, TopicGuard, check_places
 from memwal.ingest.values.spec import KEY, PLAIN, VALUE, Column, RecordMapping
@@ -100,7 +99,7 @@ def read_kafka(
     evaluates the SQL.
     """
     mapping = rows.record_mapping(source, schema, key)
-    reader = spark.readStream.format(KAFKA).options(**resolve(source.options, os.environ, "[source] options"))
+    reader = spark.readStream.format(KAFKA).options(**resolved_options(source))
     records = reader.options(**_reader_options(source, headers=raw or mapping.headers)).load()
     driver = DriverRead(scan=records)
 
