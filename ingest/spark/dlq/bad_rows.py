@@ -86,30 +86,20 @@ def unfit_of(batch: pa.RecordBatch, check: Callable[[pa.RecordBatch], T]) -> tup
         return {}, check(batch)
     except InvalidRows:
         check(batch.slice(0, 0))
-    found: dict[int, BadRow] = {}
-    _halve(batch, 0, check, found)
-    return found, None
+    return dict(_halved(batch, 0, check)), None
 
 
-def _halve(
-    failed: pa.RecordBatch, first: int, check: Callable[[pa.RecordBatch], object], found: dict[int, BadRow]
-) -> None:
-    """Add the bad rows of `failed`, which has at least one, to `found`.
-
-    `first`: number of the first row of `failed`.
-    """
-    if failed.num_rows == 1:
-        try:
-            check(failed)
-        except InvalidRows as error:
-            found[first] = BadRow("fit", error.column, str(error).replace(_ALONE, ""))
-        return
+def _halved(failed: pa.RecordBatch, first: int, check: Callable[[pa.RecordBatch], T]) -> Iterator[tuple[int, BadRow]]:
+    """Yield the bad rows of `failed`, which has at least one. `first`: number of its first row."""
     middle = failed.num_rows // 2
     for start, part in ((0, failed.slice(0, middle)), (middle, failed.slice(middle))):
         try:
             check(part)
-        except InvalidRows:
-            _halve(part, first + start, check, found)
+        except InvalidRows as error:
+            if part.num_rows > 1:
+                yield from _halved(part, first + start, check)
+            else:
+                yield first + start, BadRow("fit", error.column, str(error).replace(_ALONE, ""))
 
 
 # ---- rows as JSON --------------------------------------------------------------------------------------------------

@@ -34,8 +34,8 @@ from memwal.ingest.settings.sections import with_absolute_paths
 from memwal.ingest.spark.dlq.bad_rows import BadRate, BadRow, Place, Rules, given_before, refused_in
 from memwal.ingest.spark.dlq.table import DeadLetters
 from memwal.ingest.spark.errors import of_spark
-from memwal.ingest.spark.reading import MOST_ROWS, READ_AGAIN, WITHOUT_READING, SmallReader, SourceGuard, rows_read
-from memwal.ingest.spark.schema import spark_type
+from memwal.ingest.spark.reading import MOST_ROWS, READ_AGAIN, WITHOUT_READING, SmallReader, rows_read
+from memwal.ingest.spark.schema import quoted, spark_type
 from memwal.ingest.spark.session import use_own_python
 from memwal.ingest.spark.sink.receipts import BatchReceipt, added_by, receipt_of, receipt_schema, refuse_older
 from memwal.ingest.spark.sink.route import RouteTask
@@ -48,6 +48,8 @@ from memwal.wal.panics import panics_as_errors
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
+
+    from memwal.ingest.spark.source.kafka.topics import TopicGuard
 
 _ROUNDS = 20
 """Maximum attempts of a micro-batch whose regions refuse rows. Each attempt leaves out the rows refused before."""
@@ -117,8 +119,11 @@ class MemWalSink:
         """The child daemon, after the first micro-batch; None if other daemons are used."""
         self.small: SmallReader | None = None
         """Reads the rows of small micro-batches faster."""
-        self.guard: SourceGuard | None = None
-        """Checks the source after the rows of a micro-batch were read, and before they are sent."""
+        self.guard: TopicGuard | None = None
+        """Checks the source after the rows of a micro-batch were read, and before they are sent.
+
+        Rows that are read again are checked again.
+        """
         self.failure: MemWalError | None = None
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
@@ -414,7 +419,7 @@ def routed_frame(frame: DataFrame, route: RouteTask, most: int, order_by: Sequen
     by_region = functions.pmod(functions.col(col.BUCKET), functions.lit(tasks))
     place = col.places(frame.columns)
     placed = routed.repartitionById(tasks, by_region)
-    return placed.sortWithinPartitions(col.BUCKET, *(f"`{name}`" for name in order_by), *place, col.ROW)
+    return placed.sortWithinPartitions(col.BUCKET, *map(quoted, order_by), *place, col.ROW)
 
 
 def collected(frame: DataFrame, task: SendTask) -> list[dict[str, Any]]:
