@@ -283,9 +283,6 @@ class Rules:
     options: tuple[tuple[str, str], ...] = ()
 
 
-FAIL = Rules()
-
-
 def place_of(batch: pa.RecordBatch, row: int, number: int) -> Place:
     """Return the place of a row in its source. `number`: as counted by `route.RowNumbers`."""
     names = batch.schema.names

@@ -29,7 +29,7 @@ from memwal.ingest.errors import Invalid
 from memwal.ingest.service.client.remote import IN_FLIGHT_MAX, RemoteTable
 from memwal.ingest.service.client.stream import RegionStream
 from memwal.ingest.service.rpc.credentials import Access
-from memwal.ingest.spark.dlq.bad_rows import FAIL, Refusals, Rules, write_letters
+from memwal.ingest.spark.dlq.bad_rows import Refusals, Rules, write_letters
 from memwal.ingest.spark.sink.receipts import RECEIPT, without_ack
 from memwal.ingest.spark.source.columns import DELETE, LANDED, NO_REGION, of_table, rows_and_deletes
 from memwal.ingest.spark.source.whole_input import RegionRows, by_region
@@ -65,7 +65,7 @@ class SendTask:
     access: Access = field(default_factory=Access)
     routing: int = 1
     """Version of the routing of `regions`."""
-    letters: Rules = FAIL
+    letters: Rules = field(default_factory=Rules)
     find: NotesFinder | None = None
     """Finds daemons that are not configured."""
     table: str | None = None
