@@ -379,11 +379,7 @@ def resume(config: Config, commits: OfCommits = False) -> int:
 
 
 @app.command()
-def gc(
-    config: Config,
-    dry_run: DryRun = False,
-    as_json: AsJson = False,
-) -> int:
+def gc(config: Config, dry_run: DryRun = False, as_json: AsJson = False) -> int:
     """Delete WAL entries, SSTs and orphan files that are no longer needed; safe while writers run."""
     from memwal.ingest.cli.maintain import collect
 

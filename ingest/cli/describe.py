@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -210,9 +210,9 @@ def _applied(header: wal.EntryHeader) -> str:
 
 def _holes(positions: list[int]) -> list[int]:
     """Return the positions missing between the lowest and the highest; at most the first ten."""
-    present: Callable[[int], bool] = set(positions).__contains__
+    present = set(positions)
     span = range(positions[0], positions[-1]) if positions else range(0)
-    return [position for position in span if not present(position)][:10]
+    return [position for position in span if position not in present][:10]
 
 
 # ---- SSTs -----------------------------------------------------------------------------------------------------------

@@ -134,11 +134,6 @@ def _described(title: str, name: str, what: Callable[..., Any]) -> Iterator[str]
     yield f"{title}\n\n```python\n{call}\n```\n\n{inspect.getdoc(what)}\n"
 
 
-def between_markers(text: str, begins: str, ends: str) -> str:
-    """Return the text between the markers of a document."""
-    return text.partition(begins)[2].partition(ends)[0].strip("\n") + "\n"
-
-
 def _write(root: Path) -> None:
     (root / "configs" / "default.toml").write_text(render_settings(Settings(), comments=True), encoding="utf-8")
     (root / PYTHON).write_text(render_python(), encoding="utf-8")

@@ -72,7 +72,8 @@ def show(pipelines: Mapping[str, Settings], environ: Mapping[str, str], *, as_js
     states = [each.state for findings in found.values() for each in findings]
     wrong, notices = states.count("wrong"), states.count("notice")
     if not as_json:
-        console.say(_verdict(wrong, notices))
+        told = [count(wrong, "problem")] * bool(wrong) + [count(notices, "notice")] * bool(notices)
+        console.say(f"{' and '.join(told)}; each line says how to mend it" if told else "everything is as it should be")
     return 2 if wrong else 0
 
 
@@ -111,11 +112,6 @@ def _take(into: list[Finding], console: CommandConsole | None, finding: Finding)
     if console is not None:
         state = f"[{_STYLES[finding.state]}]{finding.state:<6}[/]"
         console.print(f"  {state}  {escape(finding.check):<16} {escape(finding.text)}", highlight=False, soft_wrap=True)
-
-
-def _verdict(wrong: int, notices: int) -> str:
-    told = [count(wrong, "problem")] * bool(wrong) + [count(notices, "notice")] * bool(notices)
-    return f"{' and '.join(told)}; each line says how to mend it" if told else "everything is as it should be"
 
 
 def _said(name: str, found: Any) -> str:

@@ -137,7 +137,7 @@ def _arriving(
     store, settings, told = open_store(base.uri, base.storage_options), call.settings, False
     pauses = PauseWatch(store, SystemClock(), SystemIds(), settings.wal.options())
     while not stop.is_set():
-        last = once and (feed is None or feed.finished())
+        last = once and (feed is None or feed.finished.is_set())
         paused = None if once else pauses.recent().get("ingestion")
         if paused is not None and not told:
             call.console.note(text_of("ingestion", paused))

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from typing import Self
+from typing import Any, Self
 
 from rich.filesize import decimal
 
@@ -72,7 +72,7 @@ def load(
         token = token or token_of(found)
         # The attempt that landed may have been killed before its end.
         if (landed := flush.loaded_in(store, base, token)) != 0 and (
-            dry_run or _finish(call, base, store, token, clock)
+            dry_run or flush.finish_load(base.uri, base.storage_options, store, token, **_limits(call, clock))
         ):
             return _already(call, token, landed, as_json=as_json)
         checked = check_files(base, found, progress.rows, missing)  # type: ignore[arg-type]  # checked above
@@ -106,18 +106,8 @@ def _landed(
             tell("committing what was put before")
             _settle(call, base, store, clock)
             try:
-                return flush.load(
-                    base.uri,
-                    base.storage_options,
-                    store,
-                    rows,
-                    token,
-                    attempt,
-                    clock=clock,
-                    retries=call.settings.commit.retries,
-                    options=call.settings.wal.options(),
-                    on_step=tell,
-                )
+                where = (base.uri, base.storage_options, store)
+                return flush.load(*where, rows, token, attempt, **_limits(call, clock), on_step=tell)
             except flush.LoadEnded:
                 if not left:
                     raise
@@ -146,17 +136,8 @@ def _attempt(
         attempt.withdraw(store)
 
 
-def _finish(call: Call, base: flush.BaseTable, store: wal.ObjectStore, token: str, clock: wal.Clock) -> bool:
-    """See `flush.finish_load`."""
-    return flush.finish_load(
-        base.uri,
-        base.storage_options,
-        store,
-        token,
-        clock=clock,
-        retries=call.settings.commit.retries,
-        options=call.settings.wal.options(),
-    )
+def _limits(call: Call, clock: wal.Clock) -> dict[str, Any]:
+    return {"clock": clock, "retries": call.settings.commit.retries, "options": call.settings.wal.options()}
 
 
 # ---- before --------------------------------------------------------------------------------------------------------

@@ -26,7 +26,6 @@ from memwal.ingest.engine.table.upkeep import traced_commit
 from memwal.ingest.errors import Invalid, MemWalError
 from memwal.ingest.service.client.remote import RemoteTable
 from memwal.ingest.service.ops.sentence import duration
-from memwal.wal import BUCKETS_MAX
 
 _FILES_SHOWN = 20
 _DONE: Mapping[What, str] = {
@@ -66,13 +65,7 @@ def commit(call: Call, *, as_json: bool) -> int:
     (base, store), clock = open_base(call), wal.SystemClock()
     with call.console.status("committing") as shown:
         report = traced_commit(
-            lambda: storage.commit(
-                call.uri,
-                call.storage_options,
-                store,
-                clock=clock,
-                **call.commit_limits,
-            )
+            lambda: storage.commit(call.uri, call.storage_options, store, clock=clock, **call.commit_limits)
         )
         shown.update("maintaining the base table")
         done = BaseUpkeep(base, clock, maintenance_rules(call.settings)).run()
@@ -116,8 +109,8 @@ def resize(call: Call, *, to: int, as_json: bool) -> int:
     Raises: Invalid if the table does not exist or `to` is out of range; Unavailable if another resize came in between;
     flush and wal errors. After any error except Invalid, run the resize again.
     """
-    if not 1 <= to <= BUCKETS_MAX:
-        raise Invalid(f"--to {to}: give a number of regions from 1 to {BUCKETS_MAX}")
+    if not 1 <= to <= wal.BUCKETS_MAX:
+        raise Invalid(f"--to {to}: give a number of regions from 1 to {wal.BUCKETS_MAX}")
     uri, options = call.uri, call.storage_options
     # Recover from versions that a power cut left torn: this command also finishes a resize that was interrupted then.
     storage.BaseTable.find(uri, options, to_write=True)

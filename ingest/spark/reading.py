@@ -14,7 +14,7 @@ third of that.
 All of this uses internals of Spark, which another release may lack. Then nothing is read, and the caller runs a job.
 
 **In the map stage of a shuffle.** A job runs both stages without a pause. With adaptive execution Spark first submits
-the map stage by itself; `rows_read` does the same, so that a `SourceGuard` can check the source after all rows are
+the map stage by itself; `rows_read` does the same, so that a `TopicGuard` can check the source after all rows are
 read and before any row is sent. The second stage reads the same shuffle files.
 
 Spark repeats tasks of the map stage if shuffle files are lost, for example with an executor. A repeated task would read
@@ -31,7 +31,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
@@ -70,19 +70,6 @@ class SourceRows:
     frame: DataFrame
     small: SmallReader | None = None
     """Reads small micro-batches of `frame`."""
-
-
-class SourceGuard(Protocol):
-    """Checks in each micro-batch that the source is still the one that the checkpoint refers to. Raises: MemWalError.
-
-    The sink calls `check` once all rows are read and before it sends any. Rows that are read again are checked again.
-    """
-
-    def begin(self, batch_id: int) -> None:
-        """Prepare micro-batch `batch_id`, before its rows are read."""
-
-    def check(self) -> None:
-        """Raise an error unless the rows that were read since `begin` may be sent."""
 
 
 @dataclass

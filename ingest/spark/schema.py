@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from memwal.ingest.errors import Invalid
+from memwal.memtable import is_list
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
@@ -79,10 +80,10 @@ def readable(found: pa.DataType, wanted: pa.DataType) -> bool:
         return bool(types.is_floating(found)) and found.bit_width > 16
     if types.is_timestamp(wanted):
         return bool(types.is_timestamp(found)) and found.unit != "ns" and (found.tz is None) == (wanted.tz is None)
-    if _is_list(wanted):
+    if is_list(wanted):
         # If one of the lists has no fixed length, only the values show whether they fit.
         both = types.is_fixed_size_list(found) and types.is_fixed_size_list(wanted)
-        alike = _is_list(found) and (not both or found.list_size == wanted.list_size)
+        alike = is_list(found) and (not both or found.list_size == wanted.list_size)
         return alike and readable(found.value_type, wanted.value_type)
     if types.is_struct(wanted):
         return bool(types.is_struct(found)) and all(
@@ -107,7 +108,7 @@ def widened(kind: pa.DataType) -> pa.DataType:
     """
     if pa.types.is_floating(kind):
         return pa.float64()
-    if _is_list(kind):
+    if is_list(kind):
         return pa.list_(widened(kind.value_type))
     if pa.types.is_struct(kind):
         return pa.struct([field.with_type(widened(field.type)) for field in kind])
@@ -117,7 +118,3 @@ def widened(kind: pa.DataType) -> pa.DataType:
 def _signed_bits(kind: pa.DataType) -> int:
     unsigned = bool(pa.types.is_unsigned_integer(kind))
     return int(kind.bit_width) * (2 if unsigned else 1)
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))

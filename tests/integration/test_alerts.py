@@ -291,7 +291,7 @@ def test_a_run_without_micro_batches_that_is_paused(tmp_path: Path, uri: str, pa
     config.write_text(toml(small_sections(uri)))
     settings = load(config, os.environ)
     initialise(settings, os.environ)
-    pages = RunPages(Scrape(), RunMeter(clock, settings.source.trigger), uri, clock)
+    pages = RunPages(RunMeter(clock, settings.source.trigger), uri, clock)
     pages.pausing = Pausing(settings, os.environ, clock)
     pages.meter.progressed({})
     scrapes = Scrapes(partial(_page, pages))

@@ -17,7 +17,6 @@ import memwal
 from memwal.ingest.service.ops.events import RecentEvents
 from memwal.ingest.service.ops.http_server import HttpServer
 from memwal.ingest.service.ops.live import Live
-from memwal.ingest.service.ops.metrics import Scrape
 from memwal.ingest.service.rpc.guard import Guard
 from memwal.ingest.settings.load import load
 from memwal.ingest.spark.pipeline.metrics import RunMeter
@@ -189,7 +188,7 @@ class FakeRun:
     def __init__(self, settings: Any) -> None:
         self.clock = FakeClock()
         self.meter = RunMeter(self.clock, settings.source.trigger, settings.source.freshness_max)
-        self.pages = RunPages(Scrape(), self.meter, settings.table.uri, self.clock)
+        self.pages = RunPages(self.meter, settings.table.uri, self.clock)
         self.live = Live("run", RunSource(self.pages, settings, self.clock), RecentEvents(), self.clock)
         self.server = HttpServer("127.0.0.1", 0, self.pages.pages(), Guard(), setting="sink.http_port", live=self.live)
         self.batch = 0

@@ -162,7 +162,7 @@ def landed(target: Path) -> list[str]:
 def land(source: Path, target: Path, clock: FakeClock | None = None) -> Feed:
     feed = Feed(source, target, 0.0, clock or FakeClock())
     feed.start()
-    feed.wait()
+    feed.finished.wait()
     return feed
 
 
@@ -214,7 +214,7 @@ def test_a_feed_ends_when_it_is_stopped(source: Path, tmp_path: Path, wait_until
     feed.start()
     wait_until(lambda: feed.landed == 1)  # type: ignore[operator]
     feed.stop()
-    assert feed.finished()
+    assert feed.finished.is_set()
     assert feed.failure is None
     assert landed(tmp_path / "target") == NAMES[:1]
 

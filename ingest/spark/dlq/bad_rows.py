@@ -37,7 +37,6 @@ from memwal.ingest.secret_refs import resolve
 from memwal.ingest.service.client.target import Target
 from memwal.ingest.spark.dlq.table import SCHEMA, DeadLetters
 from memwal.ingest.spark.source import columns as col
-from memwal.ingest.spark.source.columns import of_table, rows_and_deletes
 from memwal.ingest.spark.source.files import UNREADABLE
 from memwal.ingest.values.documents import no_number, object_of
 from memwal.ingest.values.json_parts import Written, expect_names_once
@@ -87,30 +86,20 @@ def unfit_of(batch: pa.RecordBatch, check: Callable[[pa.RecordBatch], T]) -> tup
         return {}, check(batch)
     except InvalidRows:
         check(batch.slice(0, 0))
-    found: dict[int, BadRow] = {}
-    _halve(batch, 0, check, found)
-    return found, None
+    return dict(_halved(batch, 0, check)), None
 
 
-def _halve(
-    failed: pa.RecordBatch, first: int, check: Callable[[pa.RecordBatch], object], found: dict[int, BadRow]
-) -> None:
-    """Add the bad rows of `failed`, which has at least one, to `found`.
-
-    `first`: number of the first row of `failed`.
-    """
-    if failed.num_rows == 1:
-        try:
-            check(failed)
-        except InvalidRows as error:
-            found[first] = BadRow("fit", error.column, str(error).replace(_ALONE, ""))
-        return
+def _halved(failed: pa.RecordBatch, first: int, check: Callable[[pa.RecordBatch], T]) -> Iterator[tuple[int, BadRow]]:
+    """Yield the bad rows of `failed`, which has at least one. `first`: number of its first row."""
     middle = failed.num_rows // 2
     for start, part in ((0, failed.slice(0, middle)), (middle, failed.slice(middle))):
         try:
             check(part)
-        except InvalidRows:
-            _halve(part, first + start, check, found)
+        except InvalidRows as error:
+            if part.num_rows > 1:
+                yield from _halved(part, first + start, check)
+            else:
+                yield first + start, BadRow("fit", error.column, str(error).replace(_ALONE, ""))
 
 
 # ---- rows as JSON --------------------------------------------------------------------------------------------------
@@ -184,7 +173,7 @@ def conformed_to(target: Target, batch: pa.RecordBatch) -> pa.Table:
 
     Raises: InvalidRows for rows that a region would refuse.
     """
-    rows, deletes = rows_and_deletes(batch, target.base.key, target.base.rules.version)
+    rows, deletes = col.rows_and_deletes(batch, target.base.key, target.base.rules.version)
     whole = target.checker.whole(rows, False if deletes is None else deletes)
     target.checker.checked(whole)
     return whole
@@ -259,7 +248,7 @@ def read_again(batch: pa.RecordBatch, schema: pa.Schema) -> tuple[pa.RecordBatch
     rows = [row for row, why in bad.items() if f"{why.stage}: {why.reason}" == UNREADABLE]
     if not rows or col.RAW_VALUE not in batch.schema.names:
         return batch, bad
-    wanted = [name for name in of_table(batch.schema.names) if name in schema.names]
+    wanted = [name for name in col.of_table(batch.schema.names) if name in schema.names]
     raw = batch[col.RAW_VALUE].take(pa.array(rows)).to_pylist()
     columns, still = columns_of(raw, pa.schema(map(schema.field, wanted)), lines=True)
     for at, row in enumerate(rows):
@@ -292,9 +281,6 @@ class Rules:
     mode: Mode = "fail"
     uri: str = ""
     options: tuple[tuple[str, str], ...] = ()
-
-
-FAIL = Rules()
 
 
 def place_of(batch: pa.RecordBatch, row: int, number: int) -> Place:

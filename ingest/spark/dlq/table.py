@@ -126,13 +126,12 @@ class DeadLetters:
         Raises: as `find`.
         """
         found = DeadLetters.find(uri, options, clock)
-        if found is not None:
-            return found._widened()  # noqa: SLF001 - the same class
-        schema = SCHEMA.with_metadata({_NAME: ids.entry_id()})
-        known_to_lance = wal.open_store(uri, options).storage_options
-        with suppress(OSError):  # another process was faster, or `find` raises the reason
-            lance.write_dataset(schema.empty_table(), uri, schema=schema, storage_options=known_to_lance)
-        found = DeadLetters.find(uri, options, clock)
+        if found is None:
+            schema = SCHEMA.with_metadata({_NAME: ids.entry_id()})
+            known_to_lance = wal.open_store(uri, options).storage_options
+            with suppress(OSError):  # another process was faster, or `find` raises the reason
+                lance.write_dataset(schema.empty_table(), uri, schema=schema, storage_options=known_to_lance)
+            found = DeadLetters.find(uri, options, clock)
         if found is None:
             raise Unavailable(f"{uri}: the table of dead letters could not be created; run the same command again")
         return found._widened()  # noqa: SLF001 - the same class

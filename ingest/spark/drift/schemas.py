@@ -12,19 +12,17 @@ different types in two files.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from memwal.ingest.secret_refs import resolve
 from memwal.ingest.settings.sections import SourceSettings
 from memwal.ingest.spark.drift.kinds import ANY, DIGITS, Kind, Kinds, common, listed, widen
 from memwal.ingest.spark.errors import of_spark
 from memwal.ingest.spark.schema import spark_type
-from memwal.ingest.spark.source.files import NO_GLOB, files_of
+from memwal.ingest.spark.source.files import NO_GLOB, files_of, resolved_options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -137,7 +135,7 @@ def fields_of_files(frame: DataFrame, source: SourceSettings, known: frozenset[s
     """
     there = {name.lower() for name in known}
     reader = frame.sparkSession.read.format(source.format)
-    reader = reader.options(**resolve(source.options, os.environ, "[source] options")).option(*NO_GLOB)
+    reader = reader.options(**resolved_options(source)).option(*NO_GLOB)
     found: Kinds = {}
     for path in files_of(frame):
         try:

@@ -87,8 +87,7 @@ class DriverChannel:
             strangers = list(self._strangers)
         for connection in strangers:
             _shut(connection)
-        with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+        _shut(self._socket)
         self._socket.close()
 
     # ---- inside --------------------------------------------------------------------------------------------------
@@ -194,8 +193,7 @@ class TaskChannel:
 
     def close(self) -> None:
         """Close the connection."""
-        with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+        _shut(self._socket)
 
     def _say(self, what: Mapping[str, Any]) -> None:
         self._socket.sendall(json.dumps(what).encode() + b"\n")
@@ -208,7 +206,7 @@ class TaskChannel:
 
 
 def _shut(connection: socket.socket) -> None:
-    """Shut down a connection, which wakes a thread that reads from it."""
+    """Shut down a socket, which wakes a thread that waits for it."""
     with suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
 

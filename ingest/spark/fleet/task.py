@@ -29,7 +29,6 @@ from memwal.ingest.errors import Invalid, from_wire, to_wire
 from memwal.ingest.service.daemon.workers import Supervisor, ports_of
 from memwal.ingest.service.ops.logs import configure_logs, silence_grpc
 from memwal.ingest.settings import endpoints as addresses
-from memwal.ingest.settings.endpoints import is_loopback
 from memwal.ingest.settings.load import Settings
 from memwal.ingest.spark.fleet.channel import TaskChannel
 from memwal.ingest.spark.task import on_executor
@@ -72,7 +71,7 @@ def daemons_of(settings: Settings, host: str, ports: Sequence[int], every: Seque
 
 def bound(wanted: str, host: str) -> str:
     """Return the address where daemons on `host` listen: `daemon.host`, or `host` if that is a loopback address."""
-    return host if is_loopback(wanted) else wanted
+    return host if addresses.is_loopback(wanted) else wanted
 
 
 @dataclass(frozen=True)

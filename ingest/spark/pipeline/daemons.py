@@ -63,17 +63,15 @@ class Owner:
     """The owner of a table's regions: a child daemon, daemons on Spark executors, or configured ones."""
 
     table: RemoteTable
-    child: RestartingDaemon | None = None
-    on_spark: SparkDaemons | None = None
+    daemons: RestartingDaemon | SparkDaemons | None = None
     """Daemons that were started here."""
     tasks: int | None = None
-    """How many tasks may send at once, if they share their slots with `on_spark`; None: no limit."""
+    """How many tasks may send at once, if they share their slots with daemons on Spark; None: no limit."""
 
     def check(self) -> None:
-        """Raise the failure of the child daemon, or of the daemons on Spark, if it is not restarted."""
-        for daemons in (self.child, self.on_spark):
-            if daemons is not None and daemons.failure is not None:
-                raise daemons.failure
+        """Raise the failure of daemons that were started here, if they are not restarted."""
+        if self.daemons is not None and self.daemons.failure is not None:
+            raise self.daemons.failure
 
 
 @contextmanager
@@ -99,7 +97,7 @@ def daemons_for(settings: Settings, starting: Future[SparkSession], pipelines: S
             shown, most = Access.of(settings).options(), settings.sink.in_flight_max
             tasks = sending_tasks(slots_now(spark), settings, pipelines)
             table = RemoteTable(daemons.endpoints, in_flight_max=most, find=find, **shown)
-        yield Owner(stack.enter_context(table), on_spark=daemons, tasks=tasks)
+        yield Owner(stack.enter_context(table), daemons, tasks)
 
 
 def _finder(settings: Settings) -> NotesFinder:

@@ -45,10 +45,10 @@ class RunPages:
     Thread safety. Any thread.
     """
 
-    def __init__(self, scrape: Scrape, meter: RunMeter, table: str, clock: Clock) -> None:
+    def __init__(self, meter: RunMeter, table: str, clock: Clock) -> None:
         self.health = Health()
         self.health.hold("starting", "Spark and the daemon are being started")
-        self.scrape, self.meter, self.name = scrape, meter, table
+        self.scrape, self.meter, self.name = Scrape(), meter, table
         self._clock = clock
         self.base: BaseTable | None = None
         """The table; None until it is known."""
@@ -62,7 +62,7 @@ class RunPages:
         """The newest commits of the owners, oldest first; see `CommitMeter.recent`."""
         self.pausing: Pausing | None = None
         """The pauses of the table; None until the table is known."""
-        scrape.add(RunCollector(meter, self._held))
+        self.scrape.add(RunCollector(meter, self._held))
 
     def serves(self, base: BaseTable, reader: RemoteTable) -> None:
         """Set the table and a client of its owners."""
@@ -147,12 +147,12 @@ class RunPages:
         """Return the actions by path. Flushes and commits are actions of the owners."""
 
         def flush(*_: Any) -> dict[str, Any]:
-            regions = self._served().status()["regions"]
-            self._served().flush()
+            regions = self.served().status()["regions"]
+            self.served().flush()
             return {"rows": sum(region["memtable_rows"] for region in regions), "regions": len(regions)}
 
         pauses = pausing_acts(self._watch, lambda: None)
-        return pauses | {"/flush": flush, "/commit": lambda *_: asdict(self._served().commit())}
+        return pauses | {"/flush": flush, "/commit": lambda *_: asdict(self.served().commit())}
 
     def _held(self) -> Paused:
         """Return the pauses that are in effect: a paused ingestion counts only once the query is stopped.
@@ -162,7 +162,8 @@ class RunPages:
         stands = self.pausing is not None and self.pausing.stands
         return {what: told for what, told in self.paused().items() if what != "ingestion" or stands}
 
-    def _served(self) -> RemoteTable:
+    def served(self) -> RemoteTable:
+        """Return the client of the table's owners. Raises: Unavailable until they run."""
         if self.reader is None:
             raise Unavailable("the daemon is being started; ask again in a moment")
         return self.reader
@@ -233,10 +234,7 @@ class RunSource:
 
     def ask(self, request: Mapping[str, Any]) -> Page:
         """Return the rows of one query, which the owners of the regions answer."""
-        reader = self._pages.reader
-        if reader is None:
-            raise Unavailable("the daemon is being started; ask again in a moment")
-        return Page.of(query_box.answer(reader, request, self._clock))
+        return Page.of(query_box.answer(self._pages.served(), request, self._clock))
 
     # ---- inside --------------------------------------------------------------------------------------------------
 

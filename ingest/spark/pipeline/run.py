@@ -17,7 +17,6 @@ from memwal.flush import BaseTable
 from memwal.ingest.engine.table.create import find_or_create
 from memwal.ingest.errors import MemWalError, translate_errors
 from memwal.ingest.service.ops.logs import configure_logs
-from memwal.ingest.service.ops.metrics import Scrape
 from memwal.ingest.service.ops.skew import by_key
 from memwal.ingest.service.rpc.guard import Guard
 from memwal.ingest.settings.load import Settings
@@ -66,9 +65,7 @@ def run(pipelines: Mapping[str, Settings], *, once: bool, console: Console, note
             refuse_paused(settings, os.environ, clock)
     with ExitStack() as stack:
         stop = stack.enter_context(stop_signals())
-        pages = [
-            RunPages(Scrape(), _meter(settings, clock, once=once), settings.table.uri, clock) for settings in every
-        ]
+        pages = [RunPages(_meter(settings, clock, once=once), settings.table.uri, clock) for settings in every]
         for number, (settings, shown) in enumerate(zip(every, pages, strict=True)):
             stack.enter_context(_http(settings, shown, console, storage=number == 0))
         screen = stack.enter_context(Screen(notes, [settings.table.uri for settings in every], clock))

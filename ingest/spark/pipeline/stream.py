@@ -271,7 +271,7 @@ class PipelineStream:
             if self._feed is None:
                 query.awaitTermination()
             else:
-                self._feed.wait()
+                self._feed.finished.wait()
                 query.processAllAvailable()
             paused = query is not self._query  # after a pause, another query drains the source
             if not paused and query.exception() is None and self._feed_failure() is None:

@@ -34,21 +34,22 @@ from memwal.ingest.settings.sections import with_absolute_paths
 from memwal.ingest.spark.dlq.bad_rows import BadRate, BadRow, Place, Rules, given_before, refused_in
 from memwal.ingest.spark.dlq.table import DeadLetters
 from memwal.ingest.spark.errors import of_spark
-from memwal.ingest.spark.reading import MOST_ROWS, READ_AGAIN, WITHOUT_READING, SmallReader, SourceGuard, rows_read
-from memwal.ingest.spark.schema import spark_type
+from memwal.ingest.spark.reading import MOST_ROWS, READ_AGAIN, WITHOUT_READING, SmallReader, rows_read
+from memwal.ingest.spark.schema import quoted, spark_type
 from memwal.ingest.spark.session import use_own_python
 from memwal.ingest.spark.sink.receipts import BatchReceipt, added_by, receipt_of, receipt_schema, refuse_older
 from memwal.ingest.spark.sink.route import RouteTask
 from memwal.ingest.spark.sink.send import SendTask, nulls_of
 from memwal.ingest.spark.sink.small import MOST_BYTES, PATHS_NEEDED, TOO_MANY, OneTask, PreparedTask, fits_one_task
 from memwal.ingest.spark.source import columns as col
-from memwal.ingest.spark.source.columns import places
 from memwal.wal import SystemClock, SystemIds
 from memwal.wal.panics import panics_as_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
+
+    from memwal.ingest.spark.source.kafka.topics import TopicGuard
 
 _ROUNDS = 20
 """Maximum attempts of a micro-batch whose regions refuse rows. Each attempt leaves out the rows refused before."""
@@ -118,8 +119,11 @@ class MemWalSink:
         """The child daemon, after the first micro-batch; None if other daemons are used."""
         self.small: SmallReader | None = None
         """Reads the rows of small micro-batches faster."""
-        self.guard: SourceGuard | None = None
-        """Checks the source after the rows of a micro-batch were read, and before they are sent."""
+        self.guard: TopicGuard | None = None
+        """Checks the source after the rows of a micro-batch were read, and before they are sent.
+
+        Rows that are read again are checked again.
+        """
         self.failure: MemWalError | None = None
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
@@ -401,7 +405,7 @@ def routed_frame(frame: DataFrame, route: RouteTask, most: int, order_by: Sequen
     from pyspark.sql import functions
     from pyspark.sql.types import IntegerType, LongType, StructField, StructType
 
-    if not places(frame.columns):
+    if not col.places(frame.columns):
         frame = frame.withColumn(col.PLACE[2], functions.spark_partition_id().cast("long"))
     kinds = zip(col.ADDED, (LongType(), IntegerType()), strict=True)
     added = [StructField(name, kind, True) for name, kind in kinds]
@@ -413,9 +417,9 @@ def routed_frame(frame: DataFrame, route: RouteTask, most: int, order_by: Sequen
     routed = frame.mapInArrow(route, StructType([*passing, *added]))
     tasks = min(most, int(frame.sparkSession.conf.get("spark.sql.shuffle.partitions") or most))
     by_region = functions.pmod(functions.col(col.BUCKET), functions.lit(tasks))
-    place = places(frame.columns)
+    place = col.places(frame.columns)
     placed = routed.repartitionById(tasks, by_region)
-    return placed.sortWithinPartitions(col.BUCKET, *(f"`{name}`" for name in order_by), *place, col.ROW)
+    return placed.sortWithinPartitions(col.BUCKET, *map(quoted, order_by), *place, col.ROW)
 
 
 def collected(frame: DataFrame, task: SendTask) -> list[dict[str, Any]]:

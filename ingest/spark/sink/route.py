@@ -13,19 +13,8 @@ import pyarrow.compute as pc
 
 from memwal.ingest.errors import Invalid
 from memwal.ingest.service.client.target import Target, opened, reopened
-from memwal.ingest.spark.dlq.bad_rows import (
-    BadRow,
-    Mode,
-    Place,
-    conformed_to,
-    letter_column,
-    place_of,
-    read_again,
-    rows_at,
-    unfit_of,
-)
+from memwal.ingest.spark.dlq import bad_rows
 from memwal.ingest.spark.source import columns as col
-from memwal.ingest.spark.source.columns import of_table, runs
 from memwal.ingest.spark.source.whole_input import with_counts
 from memwal.ingest.spark.task import task_edge
 from memwal.memtable import InvalidRows
@@ -47,8 +36,8 @@ class RouteTask:
     options: tuple[tuple[str, str], ...]
     routing: int = 1
     """Version of the routing that the driver uses. A worker that knows another version opens the table again."""
-    letters: Mode = "fail"
-    refused: Mapping[Place, BadRow] = field(default_factory=dict)
+    letters: bad_rows.Mode = "fail"
+    refused: Mapping[bad_rows.Place, bad_rows.BadRow] = field(default_factory=dict)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with task_edge():
@@ -67,31 +56,31 @@ class RouteTask:
             yield from batches
 
     def _routed(self, batch: pa.RecordBatch, numbers: npt.NDArray[np.int64]) -> pa.RecordBatch:
-        target = self._target(of_table(batch.schema.names))
-        refused = rows_at(self.refused, batch, numbers)
+        target = self._target(col.of_table(batch.schema.names))
+        refused = bad_rows.rows_at(self.refused, batch, numbers)
         if self.letters == "fail":
             if refused:  # dead letters of an earlier run
                 others = np.setdiff1d(np.arange(batch.num_rows), list(refused))
                 batch, numbers = batch.take(pa.array(others)), numbers[others]
-            batch, bad = read_again(batch, target.base.schema)
+            batch, bad = bad_rows.read_again(batch, target.base.schema)
             for row, why in sorted(bad.items())[:1]:
                 what = "; correct the file, or set dlq.mode" if col.FILE in batch.schema.names else ""
                 raise Invalid(f"{why.reason}{_where(batch, numbers, row)}{what}", {"stage": why.stage})
             try:
-                conformed = conformed_to(target, batch)
+                conformed = bad_rows.conformed_to(target, batch)
             except InvalidRows as error:
                 raise Invalid(f"{error}{_where(batch, numbers, error.row)}", {"column": error.column}) from error
             return _with_places(batch, numbers, pa.array(target.base.route(conformed), pa.int32()))
-        batch, bad = read_again(batch, target.base.schema)
+        batch, bad = bad_rows.read_again(batch, target.base.schema)
         bad |= refused
         rest = np.setdiff1d(np.arange(batch.num_rows), list(bad)) if bad else None
         asked = batch if rest is None else batch.take(pa.array(rest))
-        unfit, conformed = unfit_of(asked, lambda rows: conformed_to(target, rows))
+        unfit, conformed = bad_rows.unfit_of(asked, lambda rows: bad_rows.conformed_to(target, rows))
         bad |= {row if rest is None else int(rest[row]): why for row, why in unfit.items()}
         good = np.ones(batch.num_rows, dtype=bool)
         good[list(bad)] = False
         if conformed is None:
-            conformed = conformed_to(target, batch.filter(pa.array(good)))
+            conformed = bad_rows.conformed_to(target, batch.filter(pa.array(good)))
         buckets = np.full(batch.num_rows, col.NO_REGION, dtype=np.int32)
         buckets[good] = target.base.route(conformed)
         return self._sorted_out(batch, numbers, bad, buckets)
@@ -106,13 +95,13 @@ class RouteTask:
         self,
         batch: pa.RecordBatch,
         numbers: npt.NDArray[np.int64],
-        bad: Mapping[int, BadRow],
+        bad: Mapping[int, bad_rows.BadRow],
         buckets: npt.NDArray[np.int32],
     ) -> pa.RecordBatch:
         """Return all rows in order: good rows with their region, bad rows without values but with their dead letter."""
-        letter = letter_column(batch, bad, of_table(batch.schema.names), raw=self.letters == "table")
+        letter = bad_rows.letter_column(batch, bad, col.of_table(batch.schema.names), raw=self.letters == "table")
         good = pa.array(buckets != col.NO_REGION)
-        for name in of_table(batch.schema.names) if bad else ():
+        for name in col.of_table(batch.schema.names) if bad else ():
             at = batch.schema.get_field_index(name)
             kept = pc.if_else(good, batch[name], pa.scalar(None, batch[name].type))
             batch = batch.set_column(at, batch.schema.field(at).with_nullable(True), kept)
@@ -156,7 +145,7 @@ class RowNumbers:
         if col.FILE not in batch.schema.names:
             return ((0, batch.num_rows),)
         files = batch[col.FILE].dictionary_encode().indices.to_numpy()
-        return runs(files, batch[col.BLOCK].to_numpy())
+        return col.runs(files, batch[col.BLOCK].to_numpy())
 
 
 def _where(batch: pa.RecordBatch, numbers: npt.NDArray[np.int64], row: int | None) -> str:
@@ -164,7 +153,7 @@ def _where(batch: pa.RecordBatch, numbers: npt.NDArray[np.int64], row: int | Non
     if row is None:
         return ""
     if col.TOPIC in batch.schema.names and batch[col.TOPIC][row].is_valid:
-        topic, partition, offset = place_of(batch, row, 0)
+        topic, partition, offset = bad_rows.place_of(batch, row, 0)
         return f" (offset {offset} of partition {partition} of topic {topic})"
     if col.FILE not in batch.schema.names:
         of = f" of Spark partition {batch[col.BLOCK][row].as_py()}" if col.BLOCK in batch.schema.names else ""

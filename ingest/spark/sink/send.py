@@ -14,7 +14,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain
-from types import TracebackType
 from typing import Generic, Self, TypeVar
 from uuid import UUID
 
@@ -30,7 +29,7 @@ from memwal.ingest.errors import Invalid
 from memwal.ingest.service.client.remote import IN_FLIGHT_MAX, RemoteTable
 from memwal.ingest.service.client.stream import RegionStream
 from memwal.ingest.service.rpc.credentials import Access
-from memwal.ingest.spark.dlq.bad_rows import FAIL, Refusals, Rules, write_letters
+from memwal.ingest.spark.dlq.bad_rows import Refusals, Rules, write_letters
 from memwal.ingest.spark.sink.receipts import RECEIPT, without_ack
 from memwal.ingest.spark.source.columns import DELETE, LANDED, NO_REGION, of_table, rows_and_deletes
 from memwal.ingest.spark.source.whole_input import RegionRows, by_region
@@ -66,7 +65,7 @@ class SendTask:
     access: Access = field(default_factory=Access)
     routing: int = 1
     """Version of the routing of `regions`."""
-    letters: Rules = FAIL
+    letters: Rules = field(default_factory=Rules)
     find: NotesFinder | None = None
     """Finds daemons that are not configured."""
     table: str | None = None
@@ -128,9 +127,9 @@ class SendTask:
                 for batch in rows:
                     sending.write(batch)
             except BaseException:
-                sending.abort()
+                stream.abort()
                 raise
-            yield from acks.begin(sending.finish, sending.bytes)
+            yield from acks.begin(sending.finish, stream.bytes)
         yield from acks.rest()
 
 
@@ -173,13 +172,6 @@ class _Sending:
             "acked_at": self._clock.now(),
         }
         return pa.RecordBatch.from_pylist([receipt], schema=RECEIPT)
-
-    @property
-    def bytes(self) -> int:
-        return self._stream.bytes
-
-    def abort(self) -> None:
-        self._stream.abort()
 
 
 def nulls_of(
@@ -278,7 +270,7 @@ class OrderedPipeline(Generic[T]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._pool.shutdown(wait=True)
 
     def _oldest(self) -> T:

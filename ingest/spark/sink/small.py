@@ -39,7 +39,6 @@ from memwal.ingest.spark.sink.receipts import receipt_schema, without_ack
 from memwal.ingest.spark.sink.route import RouteTask
 from memwal.ingest.spark.sink.send import SendTask
 from memwal.ingest.spark.source import columns as col
-from memwal.ingest.spark.source.columns import places, runs
 from memwal.ingest.spark.source.whole_input import RegionRows, until_end
 from memwal.ingest.spark.task import task_edge
 from memwal.ingest.tracing import Headers
@@ -129,7 +128,7 @@ class OneTask:
     def _regions(self, rows: pa.Table) -> Iterator[RegionRows]:
         for batch in rows.to_batches():
             ordered = in_order(batch, self.order_by)
-            for start, end in runs(ordered[col.BUCKET].to_numpy()):
+            for start, end in col.runs(ordered[col.BUCKET].to_numpy()):
                 parts = (ordered.slice(at, min(BATCH_ROWS, end - at)) for at in range(start, end, BATCH_ROWS))
                 yield RegionRows(ordered[col.BUCKET][start].as_py(), end - start, parts)
 
@@ -158,7 +157,8 @@ def in_order(batch: pa.RecordBatch, order_by: Sequence[str]) -> pa.RecordBatch:
     numbers = batch[col.ROW].to_numpy()
     # Rows of one part of a file arrive in order, and the sort is stable.
     last = () if (numbers[1:] >= numbers[:-1]).all() else (col.ROW,)
-    keys = [key for name in (col.BUCKET, *order_by, *places(batch.schema.names), *last) for key in _keys(batch[name])]
+    names = (col.BUCKET, *order_by, *col.places(batch.schema.names), *last)
+    keys = [key for name in names for key in _keys(batch[name])]
     if not keys:
         return batch
     by = pa.table(keys, names=[str(at) for at in range(len(keys))])
@@ -274,7 +274,7 @@ def fits_one_task(schema: StructType, task: OneTask) -> bool:
     from pyspark.sql import types as spark
 
     # Ids of dead letters for rows without a place depend on the task that read them; here one task reads all rows.
-    if task.route.letters != "fail" and not places(schema.names):
+    if task.route.letters != "fail" and not col.places(schema.names):
         return False
     ordered_alike = (
         *(spark.ByteType, spark.ShortType, spark.IntegerType, spark.LongType, spark.FloatType, spark.DoubleType),

@@ -39,7 +39,8 @@ class Feed:
         self._target, self._every, self._clock = target, every, clock
         self._files = feed_files(source)
         self._stopped = threading.Event()
-        self._finished = threading.Event()
+        self.finished = threading.Event()
+        """Set when every file has landed, the feed has failed, or it was stopped."""
         self._thread = threading.Thread(target=self._run, name="feed", daemon=True)
         self.failure: MemWalError | None = None
         self.landed = 0
@@ -53,14 +54,6 @@ class Feed:
         """Start landing files."""
         self._thread.start()
 
-    def finished(self) -> bool:
-        """Return whether every file has landed, the feed has failed, or it was stopped."""
-        return self._finished.is_set()
-
-    def wait(self) -> None:
-        """Wait until `finished`."""
-        self._finished.wait()
-
     def stop(self) -> None:
         """Stop after the file that is being landed."""
         self._stopped.set()
@@ -73,7 +66,7 @@ class Feed:
         except Exception as error:  # noqa: BLE001 - kept in `failure`
             self.failure = classify(error)
         finally:
-            self._finished.set()
+            self.finished.set()
 
     def land_all(self) -> None:
         """Land the files that have not landed yet; return early if stopped.

@@ -14,6 +14,7 @@ of a key wins (`source.kafka.stream`). Any other source is ordered by `source.or
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from memwal.ingest.errors import Invalid
+from memwal.ingest.secret_refs import resolve
 from memwal.ingest.settings.sections import KAFKA, SourceSettings, is_remote, local_path
 from memwal.ingest.spark.names import FILE_FORMATS
 from memwal.ingest.spark.schema import readable
@@ -89,6 +91,11 @@ def reads_local(source: SourceSettings) -> bool:
 def given_options(source: SourceSettings) -> dict[str, str]:
     """Return the options of `source` by their names in lower case; secrets stay references."""
     return {name.lower(): value.get_secret_value() for name, value in source.options.items()}
+
+
+def resolved_options(source: SourceSettings) -> dict[str, str]:
+    """Return the options of `source` with every secret resolved in this process. Raises: Invalid."""
+    return resolve(source.options, os.environ, "[source] options")
 
 
 def has_header(source: SourceSettings) -> bool:

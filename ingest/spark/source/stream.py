@@ -13,7 +13,6 @@ Files without a header (`header = "false"` in [source.options]) are read by posi
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any
@@ -24,7 +23,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name in Spark's documentation
 
 from memwal.ingest.errors import Invalid, MemWalError
-from memwal.ingest.secret_refs import resolve
 from memwal.ingest.settings.sections import SourceSettings, is_remote, local_path
 from memwal.ingest.spark.errors import of_spark
 from memwal.ingest.spark.names import FILE_FORMATS
@@ -63,7 +61,7 @@ def _rows_of(
     `stored`: the columns of the files as they are read; for JSON and CSV in the order of the file. `paths`: the files
     to load; None loads `source.path`.
     """
-    options, path = resolve(source.options, os.environ, "[source] options"), source.path if paths is None else paths
+    options, path = files.resolved_options(source), source.path if paths is None else paths
     if source.format not in FILE_FORMATS:
         frame: DataFrame = reader.options(**options).load(*([path] if path else []))
         return frame
@@ -101,7 +99,7 @@ def stored_types(spark: SparkSession, source: SourceSettings, schema: pa.Schema)
         return schema
     if is_remote(source.path):
         try:
-            found = spark.read.options(**resolve(source.options, os.environ, "[source] options")).parquet(source.path)
+            found = spark.read.options(**files.resolved_options(source)).parquet(source.path)
             double = any("DoubleType" in str(field.dataType) for field in found.schema if field.name in schema.names)
             return wide if double else schema
         except Exception:  # noqa: BLE001 - for example, no file yet; the stream reports other errors
@@ -183,4 +181,4 @@ class ByHeader:
 
 
 def _csv_options(source: SourceSettings) -> dict[str, str]:
-    return resolve(source.options, os.environ, "[source] options") | {"header": "true"}
+    return files.resolved_options(source) | {"header": "true"}

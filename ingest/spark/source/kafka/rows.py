@@ -22,19 +22,7 @@ import pyarrow.compute as pc
 from memwal.ingest.errors import Invalid
 from memwal.ingest.settings.sections import SourceSettings
 from memwal.ingest.spark.reading import refuse_reading_again
-from memwal.ingest.spark.source.columns import (
-    COORDINATES,
-    DELETE,
-    LANDED,
-    OFFSET,
-    PARTITION,
-    PROBLEM,
-    RAW,
-    RAW_HEADERS,
-    RAW_KEY,
-    RAW_VALUE,
-    TOPIC,
-)
+from memwal.ingest.spark.source import columns as col
 from memwal.ingest.spark.task import LOOKING, task_edge
 from memwal.ingest.values import json_columns as mapping_json
 from memwal.ingest.values.documents import Document, documents, json_decoder
@@ -84,10 +72,11 @@ def mapped(batch: pa.RecordBatch, mapping: RecordMapping, *, raw: bool = False) 
     found = {column_name(n): rows.column(c) for n, c in enumerate(mapping.columns) if c.leaf is not None}
     inputs = nested((leaf, rows.leaf(leaf)) for leaf in mapping.inputs)
     found |= {name: _struct(below) for name, below in inputs.items()}
-    found |= {LANDED: batch["timestamp"], TOPIC: batch["topic"], PARTITION: batch["partition"], OFFSET: batch["offset"]}
-    found |= {DELETE: rows.deletes, PROBLEM: rows.problems(), KEY_PROBLEM: rows.problems(of_deletes=True)}
+    found |= {col.LANDED: batch["timestamp"], col.TOPIC: batch["topic"]}
+    found |= {col.PARTITION: batch["partition"], col.OFFSET: batch["offset"]}
+    found |= {col.DELETE: rows.deletes, col.PROBLEM: rows.problems(), KEY_PROBLEM: rows.problems(of_deletes=True)}
     if raw:
-        found |= {RAW_KEY: batch["key"], RAW_VALUE: batch["value"], RAW_HEADERS: batch["headers"]}
+        found |= {col.RAW_KEY: batch["key"], col.RAW_VALUE: batch["value"], col.RAW_HEADERS: batch["headers"]}
     return pa.RecordBatch.from_pydict(found)
 
 
@@ -99,14 +88,14 @@ def rows_without_sql(batch: pa.RecordBatch, mapping: RecordMapping, *, raw: bool
     """
     found = mapped(batch, mapping, raw=raw)
     columns = {each.name: found[column_name(number)] for number, each in enumerate(mapping.columns)}
-    beside = (LANDED, *COORDINATES, *(RAW if raw else ()), DELETE, PROBLEM)
+    beside = (col.LANDED, *col.COORDINATES, *(col.RAW if raw else ()), col.DELETE, col.PROBLEM)
     return pa.RecordBatch.from_pydict(columns | {name: found[name] for name in beside})
 
 
 def unmapped(batch: pa.RecordBatch, mapping: RecordMapping, *, raw: bool = True) -> pa.RecordBatch:
     """As `mapped`, but with the bytes of values only: every other column is null."""
     schema = mapped(batch.slice(0, 0), mapping, raw=raw).schema
-    values = [batch["value"] if each.name == RAW_VALUE else pa.nulls(len(batch), each.type) for each in schema]
+    values = [batch["value"] if each.name == col.RAW_VALUE else pa.nulls(len(batch), each.type) for each in schema]
     return pa.RecordBatch.from_arrays(values, schema.names)
 
 

@@ -11,7 +11,6 @@ outside of `TryEval`.
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Mapping
 from contextlib import closing
@@ -20,21 +19,14 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from memwal.ingest.errors import Unavailable
-from memwal.ingest.secret_refs import resolve
 from memwal.ingest.settings.load import Settings
 from memwal.ingest.settings.sections import KAFKA, SourceSettings
 from memwal.ingest.spark.checkpoint_files import checkpoint_files
 from memwal.ingest.spark.reading import DriverRead, SourceRows
 from memwal.ingest.spark.schema import spark_type
 from memwal.ingest.spark.source import columns as col
-from memwal.ingest.spark.source.kafka.rows import (
-    KEY_PROBLEM,
-    MapTask,
-    column_name,
-    nested,
-    record_mapping,
-    rows_without_sql,
-)
+from memwal.ingest.spark.source.files import resolved_options
+from memwal.ingest.spark.source.kafka import rows
 from memwal.ingest.spark.source.kafka.topics import Admin, TopicGuard, check_places
 from memwal.ingest.values.spec import KEY, PLAIN, VALUE, Column, RecordMapping
 
@@ -106,14 +98,14 @@ def read_kafka(
     `raw`: add the bytes of the records. If the mapping contains SQL, every micro-batch needs a job, since Spark
     evaluates the SQL.
     """
-    mapping = record_mapping(source, schema, key)
-    reader = spark.readStream.format(KAFKA).options(**resolve(source.options, os.environ, "[source] options"))
+    mapping = rows.record_mapping(source, schema, key)
+    reader = spark.readStream.format(KAFKA).options(**resolved_options(source))
     records = reader.options(**_reader_options(source, headers=raw or mapping.headers)).load()
     driver = DriverRead(scan=records)
 
     def small(frame: DataFrame) -> pa.RecordBatch | None:
         found = driver.read(frame)
-        return rows_without_sql(found, mapping, raw=raw) if found is not None and found.num_rows else found
+        return rows.rows_without_sql(found, mapping, raw=raw) if found is not None and found.num_rows else found
 
     # At most as many tasks as cores if Spark runs in this process, since each further task wakes two Python workers. No
     # limit on a cluster, where the number of cores changes.
@@ -142,22 +134,23 @@ def rows_of(records: DataFrame, mapping: RecordMapping, *, raw: bool = False) ->
     from pyspark.sql import functions as F  # noqa: N812 - the name in Spark's documentation
 
     wanted = [KEY, VALUE, *PLAIN, *(["headers"] if raw or mapping.headers else [])]
-    mapped = records.select(*wanted).mapInArrow(MapTask(mapping, raw), _schema(mapping, raw=raw))
+    mapped = records.select(*wanted).mapInArrow(rows.MapTask(mapping, raw), _schema(mapping, raw=raw))
     delete, problem = F.col(col.DELETE), F.col(col.PROBLEM)
     if mapping.delete_when:
-        asked = F.when(F.col(KEY_PROBLEM).isNull() & ~delete, F.coalesce(F.expr(mapping.delete_when), F.lit(False)))
+        keyed = F.col(rows.KEY_PROBLEM).isNull()
+        asked = F.when(keyed & ~delete, F.coalesce(F.expr(mapping.delete_when), F.lit(False)))
         mapped, held = mapped.select("*", tried(asked).alias(_HELD)), F.col(_HELD)
         odd = F.when(held.isNull(), F.lit(f"map: delete_when cannot be evaluated: {mapping.delete_when}"))
         delete = delete | F.coalesce(held[TRIED], F.lit(False))
-        problem = F.when(delete, F.col(KEY_PROBLEM)).otherwise(F.coalesce(problem, odd))
+        problem = F.when(delete, F.col(rows.KEY_PROBLEM)).otherwise(F.coalesce(problem, odd))
     usable = problem.isNull()
     # SQL is not evaluated for an unusable row: a failure would hide the first reason.
     sql = {number: column for number, column in enumerate(mapping.columns) if column.sql}
     values = {n: F.when(usable, F.expr(each.sql).cast(spark_type(each.kind))) for n, each in sql.items()}
-    mapped = mapped.select("*", *(tried(value).alias(column_name(number)) for number, value in values.items()))
+    mapped = mapped.select("*", *(tried(value).alias(rows.column_name(number)) for number, value in values.items()))
     columns = []
     for number, column in enumerate(mapping.columns):
-        found = F.col(column_name(number))
+        found = F.col(rows.column_name(number))
         if column.sql:
             counts = F.lit(column.key) | ~delete
             problem = F.coalesce(problem, F.when(counts, _problem_of(column, found)))
@@ -184,9 +177,9 @@ def _schema(mapping: RecordMapping, *, raw: bool) -> StructType:
     from pyspark.sql import types as spark
 
     found: dict[str, Any] = {
-        column_name(n): spark_type(c.kind) for n, c in enumerate(mapping.columns) if c.leaf is not None
+        rows.column_name(n): spark_type(c.kind) for n, c in enumerate(mapping.columns) if c.leaf is not None
     }
-    found |= nested((leaf, spark_type(leaf.kind)) for leaf in mapping.inputs)
+    found |= rows.nested((leaf, spark_type(leaf.kind)) for leaf in mapping.inputs)
     ours: dict[str, DataType] = {
         col.LANDED: spark.TimestampType(),
         col.TOPIC: spark.StringType(),
@@ -194,7 +187,7 @@ def _schema(mapping: RecordMapping, *, raw: bool) -> StructType:
         col.OFFSET: spark.LongType(),
         col.DELETE: spark.BooleanType(),
         col.PROBLEM: spark.StringType(),
-        KEY_PROBLEM: spark.StringType(),
+        rows.KEY_PROBLEM: spark.StringType(),
     }
     if raw:
         ours |= {

@@ -42,7 +42,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -50,12 +49,12 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memwal.ingest.errors import Internal, Invalid
-from memwal.ingest.secret_refs import resolve
 from memwal.ingest.settings.load import Settings
 from memwal.ingest.settings.sections import SourceSettings
 from memwal.ingest.spark.checkpoint_files import CheckpointFiles
 from memwal.ingest.spark.errors import of_kafka
 from memwal.ingest.spark.session import CONNECTOR
+from memwal.ingest.spark.source.files import resolved_options
 from memwal.ingest.suggest import suggestion
 
 if TYPE_CHECKING:
@@ -202,12 +201,11 @@ class Admin:
         self._source = source
         context: Any = spark.sparkContext
         self._jvm = context._jvm  # noqa: SLF001 - PySpark has no public access to JVM classes
-        options = resolve(source.options, os.environ, "[source] options")
         with _kafka_errors():
             properties = self._jvm.java.util.Properties()
             properties.put("default.api.timeout.ms", str(_ANSWER_WITHIN_MS))
             properties.put("request.timeout.ms", str(_ANSWER_WITHIN_MS // 2))
-            for name, value in options.items():
+            for name, value in resolved_options(source).items():
                 if name.startswith(_CLIENT_PREFIX):
                     properties.put(name.removeprefix(_CLIENT_PREFIX), value)
             properties.put("bootstrap.servers", source.brokers)
