@@ -19,7 +19,6 @@ INTERNAL         report it: a fault of this program                             
 from __future__ import annotations
 
 import errno
-import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, wraps
@@ -332,7 +331,9 @@ def translate_errors(method: Callable[P, R]) -> Callable[P, R]:
 
 def wrong_call(method: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Invalid | None:
     """Return the error of a call that raised TypeError for its arguments; None if they fit the method."""
-    signature, name = inspect.signature(method), method.__name__.removesuffix("_embedded")  # `memwal.open`
+    from inspect import signature as signature_of  # slow to import, and only needed here
+
+    signature, name = signature_of(method), method.__name__.removesuffix("_embedded")  # `memwal.open`
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:

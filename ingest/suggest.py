@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
 
 
 def suggestion(name: str, known: Iterable[str], form: str = "{!r}") -> str:
@@ -11,6 +10,8 @@ def suggestion(name: str, known: Iterable[str], form: str = "{!r}") -> str:
 
     `form`: format of a known name, such as "[{}]" for sections.
     """
+    from difflib import get_close_matches  # slow to import, and only needed for mistakes
+
     names = list(known)
     close = get_close_matches(name, names, n=1, cutoff=0.5)
     if close:
@@ -24,6 +25,8 @@ def no_attribute(what: str, kind: type, name: str, elsewhere: Mapping[str, str])
     `what`: an instance of it, such as "a table". `elsewhere`: for names that people know from other libraries, what to
     use instead.
     """
+    from difflib import get_close_matches
+
     if name in elsewhere:
         return AttributeError(f"{what} has no {name!r}; {elsewhere[name]}")
     known = [] if name.startswith("_") else [each for each in dir(kind) if not each.startswith("_")]

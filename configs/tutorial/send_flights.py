@@ -1,6 +1,6 @@
 """Send the flights of the tutorial to Kafka, each as three events: scheduled, departed, landed.
 
-    python configs/tutorial/send_flights.py [--brokers 127.0.0.1:9092] [--days 1] [--rate 100]
+    python configs/tutorial/send_flights.py [--brokers 127.0.0.1:9092] [--days 1] [--rate 100] [--create]
 
 flights.parquet contains the flights that left New York City in the first week of 2013 (public domain, US Bureau of
 Transportation Statistics). The events of all flights are sent in chronological order. The Kafka key of an event is the
@@ -91,11 +91,15 @@ def main() -> None:
     options.add_argument("--brokers", default="127.0.0.1:9092")
     options.add_argument("--days", type=int, choices=range(1, 8), default=1, help="how many days of flights")
     options.add_argument("--rate", type=float, default=100, help="events per second")
+    options.add_argument("--create", action="store_true", help="only create the topic")
     given = options.parse_args()
     client = {"bootstrap.servers": given.brokers}
     admin = AdminClient(client)
     if TOPIC not in admin.list_topics(timeout=30).topics:
         admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)])[TOPIC].result(30)
+    if given.create:
+        print(f"topic {TOPIC} is created")
+        return
     producer = Producer({**client, "linger.ms": 5})
     began, sent = time.monotonic(), 0
     for sent, (key, value) in enumerate(events(given.days), 1):

@@ -31,7 +31,7 @@ from memwal.flush.verification.finding import Check, Finding, View, take_view
 from memwal.flush.verification.log import check_chain, check_log, check_plans
 from memwal.flush.verification.rows import check_fingerprint, check_tail
 from memwal.flush.verification.sst import check_list, check_parts, check_rows
-from memwal.wal import ObjectStore, SsTable
+from memwal.wal import ObjectStore, SsTable, named
 
 _TRIES = 5
 
@@ -93,11 +93,11 @@ def _shallow(view: View) -> Iterator[tuple[str, Check]]:
     yield "progress", check_marker
     yield "routing", check_routing
     for region in view.regions:
-        yield f"manifests of {region}", partial(check_chain, region=region)
-        yield f"commit plans of {region}", partial(check_plans, region=region)
-        yield f"log of {region}", _of_region(region, check_log)
-        yield f"SSTs of {region}", _of_region(region, check_list)
-        yield f"SSTs of {region}", _of_region(region, _of_ssts(check_parts))
+        yield f"manifests of {named(region)}", partial(check_chain, region=region)
+        yield f"commit plans of {named(region)}", partial(check_plans, region=region)
+        yield f"log of {named(region)}", _of_region(region, check_log)
+        yield f"SSTs of {named(region)}", _of_region(region, check_list)
+        yield f"SSTs of {named(region)}", _of_region(region, _of_ssts(check_parts))
 
 
 def _deep(view: View, broken: tuple[str, ...]) -> Iterator[tuple[str, Check]]:
@@ -110,7 +110,7 @@ def _deep(view: View, broken: tuple[str, ...]) -> Iterator[tuple[str, Check]]:
     for region, manifest in view.manifests.items():
         log = f"_mem_wal/{region}/wal/"
         if not any(where.startswith(log) for where in broken):
-            yield f"rows in the log of {region}", _of_region(region, check_tail)
+            yield f"rows in the log of {named(region)}", _of_region(region, check_tail)
         for sst in manifest.ssts:
             place = f"_mem_wal/{region}/{sst.path}/"
             if not any(where.startswith(place) for where in broken):

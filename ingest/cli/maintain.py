@@ -229,7 +229,8 @@ def _garbage(found: TableGarbage) -> RenderableType:
     table.add_column("kept")
     for each in found.regions:
         for place, (kind, deleted, size, kept) in enumerate(_rows(each)):
-            table.add_row(each.region.hex[:8] if place == 0 else "", kind, f"{deleted:,}", decimal(size), kept)
+            region = wal.named(each.region).removeprefix("region ") if place == 0 else ""
+            table.add_row(region, kind, f"{deleted:,}", decimal(size), kept)
     orphans = found.orphans
     kept = _kept({"young": orphans.too_young})
     table.add_row("base", "orphan files", f"{len(orphans.files):,}", decimal(orphans.bytes), kept)

@@ -36,7 +36,9 @@ def open_for_reading(call: Call) -> Readable:
     """
     (base, store), daemon = open_base(call), call.settings.daemon
     configured, access = expanded(daemon.endpoints, daemon.workers), Access.of(call.settings)
-    return served_table(base, store, lambda: access.options(call.environ), configured) or StoredTable(base, store)
+    memory = call.settings.sql.memory_max
+    served = served_table(base, store, lambda: {**access.options(call.environ), "sql_memory": memory}, configured)
+    return served or StoredTable(base, store, sql_memory=memory)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ README.md lists the steps.
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -134,13 +135,29 @@ def _pipelines(file: Path, content: Mapping[str, Any]) -> Mapping[str, Mapping[s
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        return tomllib.loads(text)
     except OSError as error:
         raise Invalid(f"{path}: {error.strerror}; give the path of a TOML file") from None
     except UnicodeDecodeError as error:
         raise Invalid(f"{path}: byte {error.start} is not UTF-8; save the file as UTF-8 text") from None
     except tomllib.TOMLDecodeError as error:
-        raise Invalid(f"{path}: not TOML: {error}") from None
+        raise Invalid(f"{path}: {_unquoted(text, str(error)) or f'not TOML: {error}'}") from None
+
+
+def _unquoted(text: str, problem: str) -> str | None:
+    """Return the error for text without quotes, if that is the `problem` of tomllib. The value may be a secret."""
+    place = re.match(r"(?:Invalid value|Expected newline).* \(at line (\d+), column (\d+)\)", problem)
+    if place is None:
+        return None
+    line, column = text.split("\n")[int(place[1]) - 1], int(place[2]) - 1
+    before, value = line[:column], line[column:]
+    if re.search(r"(^|[=\[,])[^=\[,\]{}\"']*$", before) is None or re.match(r"[\w./~$-]", value) is None:
+        return None
+    rule = "true and false have no capitals" if re.match("(?i:true|false)", value) else "text needs quotes"
+    names, form = re.findall(r"([\w.-]+)\s*=", before), '["…"]' if "[" in before else '"…"'
+    example = f", such as {names[-1]} = {form}" if names and "quotes" in rule else ""
+    return f"line {place[1]}, column {place[2]}: {rule}{example}"
 
 
 def _is_section(key: str, value: object) -> bool:

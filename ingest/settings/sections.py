@@ -388,6 +388,14 @@ class DaemonSettings(Section):
     """PEM file with its private key, without a password"""
 
 
+class SqlSettings(Section):
+    """Queries of `memwal sql` and `table.sql`, which run in the caller's process."""
+
+    memory_max: Size = Field(512 << 20, ge=1 << 20)
+    """most bytes that one query holds for sorts, groups and joins; sorts and groups use temporary files beyond it, the
+    smaller side of a join must fit"""
+
+
 class DlqSettings(Section):
     """Dead letters: source rows that do not parse, do not fit the table, or are refused by it."""
 
@@ -455,6 +463,7 @@ class Settings(Section):
     source: SourceSettings = Field(default_factory=SourceSettings)
     sink: SinkSettings = Field(default_factory=SinkSettings)
     daemon: DaemonSettings = Field(default_factory=DaemonSettings)
+    sql: SqlSettings = Field(default_factory=SqlSettings)
     dlq: DlqSettings = Field(default_factory=DlqSettings)
     log: LogSettings = Field(default_factory=LogSettings)
     tracing: TracingSettings = Field(default_factory=TracingSettings)

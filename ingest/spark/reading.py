@@ -242,7 +242,8 @@ def rows_read(frame: DataFrame) -> DataFrame:
     session, plan = cast("Any", frame.sparkSession), cast("Any", frame)._jdf  # noqa: SLF001
     rows = plan.queryExecution().toRdd()
     shuffle = next(each for rdd in chain(rows) if (each := rdd.dependencies().head()).getClass().getName() == _SHUFFLE)
-    session.sparkContext._jsc.sc().submitMapStage(shuffle).get()  # noqa: SLF001 - PySpark has no public way
+    if len(shuffle.rdd().partitions()):  # an empty topic has none, and Spark runs no map stage without partitions
+        session.sparkContext._jsc.sc().submitMapStage(shuffle).get()  # noqa: SLF001 - PySpark has no public way
     read = session._jsparkSession.internalCreateDataFrame(rows, plan.schema(), False)  # noqa: SLF001
     return Classic(read, frame.sparkSession)
 

@@ -18,6 +18,21 @@ SIMPLE = (
 """Types that have the same name in Arrow."""
 ELEMENTS = ("float32", "float16")
 EXAMPLES = (*SIMPLE, "timestamp[us]", "timestamp[us, UTC]", "vector[384]", "vector[384, float16]")
+_MEANT = {
+    **dict.fromkeys(("integer", "int"), "int32 or int64"),
+    **dict.fromkeys(("long", "bigint"), "int64"),
+    "smallint": "int16",
+    "tinyint": "int8",
+    "double": "float64",
+    "boolean": "bool",
+    "date": "date32",
+    **dict.fromkeys(("float", "real", "number", "numeric", "decimal"), "float32 or float64"),
+    **dict.fromkeys(("str", "text", "varchar", "char", "json", "uuid"), "string"),
+    **dict.fromkeys(("bytes", "blob", "bytea"), "binary"),
+    **dict.fromkeys(("timestamp", "timestamptz", "datetime"), "timestamp[us] or timestamp[us, UTC]"),
+    **dict.fromkeys(("vector", "embedding"), "vector[N], where N is the width of your vectors"),
+}
+"""Names of types in other systems, without parameters and in lower case, and the corresponding names of memwal."""
 
 _VECTOR = re.compile(r"vector\[\s*([0-9]+)\s*(?:,\s*(\w+)\s*)?\]")
 _TIMESTAMP = re.compile(r"timestamp\[\s*(s|ms|us|ns)\s*(?:,\s*([\w/+:-]+)\s*)?\]")
@@ -31,7 +46,8 @@ def parse_type(name: str) -> pa.DataType:
         return pa.timestamp(match[1], tz=match[2])
     if match := _VECTOR.fullmatch(name):
         return _vector(int(match[1]), match[2] or "float32")
-    raise ValueError(f"is not a column type{suggestion(name, EXAMPLES)}")
+    meant = _MEANT.get(re.split(r"[(\[<]", name.lower())[0].strip())
+    raise ValueError(f"is not a column type{f'; write {meant}' if meant else suggestion(name, EXAMPLES)}")
 
 
 def _vector(width: int, element: str) -> pa.DataType:

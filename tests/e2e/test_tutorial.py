@@ -101,7 +101,8 @@ class Reader:
         return next(running for block, running in reversed(self.terminals) if command in block.text)
 
     def _begin(self, block: Block) -> Running:
-        script = self.home / ("block.py" if block.kind == "python" else "block.sh")
+        # One file for each block: a shell reads its script while it runs.
+        script = self.home / f"block{block.span[0]}.{'py' if block.kind == 'python' else 'sh'}"
         script.write_text(self.changes(block.text))
         command = ["python", str(script)] if block.kind == "python" else ["bash", "-e", str(script)]
         return self.start(command, cwd=self.home, env=self.env)
@@ -137,14 +138,19 @@ def reader(tmp_path: Path, start: Callable[..., Running], cli: Cli, kafka_connec
 
 
 def test_every_command_prints_what_the_tutorial_says(reader: Reader, look: Callable[..., Looked]) -> None:
+    """The page is open before the first event is sent, and counts the rows while events arrive."""
     readme, seen = README.read_text(encoding="utf-8"), dict[tuple[int, int], str]()
+    page: Looked | None = None
     for block in blocks(readme):
         if block.lasting:
             reader.begin(block)
             wait_for_broker(reader, block)
+            if "memwal run" in block.text:
+                page = page_without_rows(reader, look)
             continue
         if "--key 32,UA" in block.text:  # the first query of the tutorial
-            look_at_the_page(reader, look)
+            assert page is not None, "the pipeline starts before events are sent"
+            watch_rows_arrive(reader.terminal("memwal run"), page)
             for begun, terminal in reader.terminals:
                 expected = begun.printed or ""
                 wait_until(lambda t=terminal, e=expected: set(alike(reader.changes(e))) <= set(alike(told(t))))
@@ -196,17 +202,37 @@ def wait_for_broker(reader: Reader, block: Block) -> None:
         wait_until(lambda: "flights" in admin.list_topics(timeout=30).topics)
 
 
-def look_at_the_page(reader: Reader, look: Callable[..., Looked]) -> None:
-    """Assert that the page reports a healthy table while rows arrive, and shows rows in both regions."""
-    terminal = reader.terminal("memwal run")
-    url = re.findall(r"http://\S+", wait_until(lambda: [x for x in terminal.errors + terminal.lines if "page" in x])[0])
-    page = look(url[0])
+def page_without_rows(reader: Reader, look: Callable[..., Looked]) -> Looked:
+    """Open the page of a pipeline that streams, and assert that no row has arrived."""
+    wait_until(lambda: "memwal: streaming" in told(reader.terminal("memwal run")), timeout=300)
+    page = look(re.findall(r"page, .*(http://\S+)", told(reader.terminal("memwal run")))[0])
+    page.until("document.querySelector('#health').dataset.state === 'healthy'")
+    assert rows_shown(page) == 0
+    return page
+
+
+def watch_rows_arrive(pipeline: Running, page: Looked) -> None:
+    """Assert that an open page counts the rows while they arrive, and then reports a healthy table in two regions."""
+    shown = set[int]()
+
+    def everything_is_shown() -> bool:
+        assert pipeline.process.poll() is None, told(pipeline)
+        shown.add(rows_shown(page))
+        return 2522 in shown
+
+    wait_until(everything_is_shown, every=0.05)
+    assert shown - {0, 2522}
     page.until("document.querySelector('#health').dataset.state === 'healthy'")
     page.until("document.querySelectorAll('#regions tbody tr:not(.daemon)').length === 2")
     page.until("document.querySelectorAll('#commits tbody tr').length >= 1")
-    page.until("document.body.innerText.includes('2,522 rows')")
     page.picture("page")
     page.page.close()
+
+
+def rows_shown(page: Looked) -> int:
+    """Return the number of rows of the run that the page shows."""
+    found = re.search(r"([\d,]+) rows, [\d,]+ sent again", page.text("main"))
+    return 0 if found is None else int(found[1].replace(",", ""))
 
 
 def rewritten(readme: str, seen: Mapping[tuple[int, int], str]) -> str:

@@ -1,4 +1,5 @@
-"""Documents have no dead links and name no missing make target, and every make target has an explanation."""
+"""Documents have no dead links and name no missing make target, every make target has an explanation, and the commands
+of a first hour fit into a terminal of 80 columns."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 _LINK = re.compile(r"\]\(([^)#\s]*)(#[^)\s]*)?\)")
+_SHOWN = re.compile(r"^```(sh|text)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 
 
@@ -49,3 +51,18 @@ def test_make_targets_of_the_documents_exist(texts: Mapping[str, str]) -> None:
         for target in re.findall(r"`make ([a-z0-9-]+)", text)
     }
     assert named <= targets
+
+
+def wider_than_a_terminal(text: str) -> list[str]:
+    """Return the lines of commands and outputs that need more than 80 columns."""
+    return [line for _, block in _SHOWN.findall(text) for line in block.splitlines() if len(line) > 80]
+
+
+def test_commands_and_outputs_of_the_first_hour_fit_into_80_columns(texts: Mapping[str, str]) -> None:
+    pages = ("README.md", "configs/tutorial/README.md")
+    assert [line for name in pages for line in wider_than_a_terminal(texts[name])] == []
+    assert sum(len(_SHOWN.findall(texts[name])) for name in pages) > 20
+
+
+def test_the_rule_sees_wide_commands() -> None:
+    assert wider_than_a_terminal(f"```sh\n{'x' * 81}\n```\n```python\n{'x' * 81}\n```\n{'x' * 81}\n") == ["x" * 81]

@@ -1,9 +1,16 @@
-"""One direction, no cycles: `memtable` and `wal` import no other package, `flush` imports both, `ingest` all three."""
+"""One direction, no cycles: `memtable` and `wal` import no other package, `flush` imports both, `ingest` all three.
+
+`import memwal` loads no heavy module.
+"""
 
 from __future__ import annotations
 
 import ast
+import importlib.util
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +21,7 @@ MAY_IMPORT = {
     "flush": {"flush", "memtable", "wal"},
     "ingest": {"ingest", "flush", "memtable", "wal"},
 }
+ROOT = Path(__file__).resolve().parent.parent.parent
 OURS = {*MAY_IMPORT, "tests", "bench"}
 
 
@@ -64,8 +72,6 @@ def test_the_rule_sees_every_way_to_import(code: str) -> None:
 
 
 def test_modules_have_no_name_that_hides_or_says_nothing(sources: Sequence[Any]) -> None:
-    import sys
-
     meaningless = {"utils", "util", "helpers", "helper", "common", "manager", "misc"}
     taken = [
         source.path
@@ -73,3 +79,21 @@ def test_modules_have_no_name_that_hides_or_says_nothing(sources: Sequence[Any])
         if (name := source.path.rsplit("/", 1)[1].removesuffix(".py")) in meaningless or name in sys.stdlib_module_names
     ]
     assert taken == []
+
+
+HEAVY = (
+    *("lance", "pyarrow", "pyarrow.flight", "numpy", "pandas", "polars", "datafusion", "faiss", "tantivy", "sqlglot"),
+    *("pyspark", "py4j", "pydantic", "typer", "rich", "aiobotocore", "confluent_kafka", "fastavro", "opentelemetry"),
+    *("asyncio", "dataclasses", "difflib", "importlib.metadata", "inspect", "json", "logging"),
+)
+"""Modules that take from 1 ms (`inspect`) to 1 s (`pyspark`) to import; `memwal` loads them when they are needed."""
+
+
+def test_importing_memwal_loads_no_heavy_module() -> None:
+    code = f"import sys; import memwal; print(*sorted(set({HEAVY!r}) & set(sys.modules)))"
+    command = [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); {code}"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.split() == []
+
+
+def test_the_heavy_modules_are_installed() -> None:
+    assert [name for name in HEAVY if importlib.util.find_spec(name) is None] == []

@@ -140,7 +140,17 @@ def test_open_and_connect() -> None:
         "read_only",
         "take_over",
     ]
-    connecting = ["location", "token", "tls_ca", "fallback", "storage_options", "in_flight_max", "tls_cert", "tls_key"]
+    connecting = [
+        "location",
+        "token",
+        "tls_ca",
+        "fallback",
+        "storage_options",
+        "in_flight_max",
+        "tls_cert",
+        "tls_key",
+        "sql_memory_max",
+    ]
     assert parameters(memwal.connect) == connecting
 
 

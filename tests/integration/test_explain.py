@@ -317,6 +317,7 @@ def test_the_command_prints_it_after_the_rows(
     assert lines[at + 3].split() == names
     kinds = [line[lines[at + 3].index("level") :].split()[0] for line in lines[at + 4 : at + 9]]
     assert kinds == ["wal", "sst", "wal", "sst", "base"]
+    assert [line.split()[0] for line in lines[at + 4 : at + 8]] == ["0", "0", "1", "1"]
     assert lines[at + 8].split()[:4] == ["base", str(owner.base_version), "30", "filter"]
     plain = cli("query", config, "--key", "20", "--format", "json")
     ran = cli("query", config, "--key", "20", "--format", "json", "--explain")

@@ -149,6 +149,20 @@ def test_a_broker_that_is_down_loses_nothing(
     assert sorted(rows_at(flights.uri)) == list(range(180))
 
 
+def test_a_run_waits_for_the_first_record_of_an_empty_topic(
+    stream: Callable[..., Stream], start: Start, wait_until: WaitUntil
+) -> None:
+    flights = stream()
+    running = start([sys.executable, "-m", "memwal.ingest.cli.app", "run", str(flights.config)])
+    running.line_with("streaming")
+    wait_until(lambda: Path(f"{flights.uri}.checkpoint/commits/0").exists())  # Spark's micro-batch without partitions
+    flights.kafka.produce(flights.topic, [sent(id) for id in range(100)])
+    running.line_with(": 100 rows in")
+    running.process.terminate()
+    assert running.wait() == 0
+    assert sorted(rows_at(flights.uri)) == list(range(100))
+
+
 def test_a_topic_that_is_not_there_is_named_before_anything_is_written(stream: Callable[..., Stream], cli: Cli) -> None:
     flights = stream()
     topic = f"{flights.topic}s"

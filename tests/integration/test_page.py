@@ -364,7 +364,9 @@ def test_the_query_box_searches_by_words_and_by_a_row(
     assert "5 rows in " in view.text("#query-status")
     assert "by vector and words, at level latest." in view.text("#query-status")
     assert view.texts("#query-rows thead th")[-1] == "_relevance_score"
-    assert ", … 8 values]" in view.text("#query-rows tbody tr")
+    assert "vector" not in view.texts("#query-rows thead th")
+    assert "Vectors are hidden: vector." in view.text("#query-status")
+    assert view.page.locator("#query-scroll").is_hidden()
     view.picture("query")
     view.page.fill("#query-near", "")
     view.page.fill("#query-words", "")
@@ -372,6 +374,33 @@ def test_the_query_box_searches_by_words_and_by_a_row(
     view.page.click("#query button")
     view.until("document.querySelector('#query-status').textContent.startsWith('No row passes')")
     assert view.page.locator("#query-rows").is_hidden()
+
+
+def test_rows_wider_than_a_phone_say_that_they_scroll(
+    site: Callable[..., Site], open_small: OpenSmall, made: Any, look: Look
+) -> None:
+    table = open_small()
+    table.put(made.rows(range(40)))
+    view = look(site(table).url, phone=True, expected=("400",))
+    view.until("!document.querySelector('#query').hidden")
+    assert view.page.locator("#query-scroll").is_hidden()
+    view.page.fill("#query-near", "7")
+    view.page.fill("#query-words", "harbor")
+    view.page.fill("#query-limit", "5")
+    view.page.click("#query button")
+    view.until("document.querySelectorAll('#query-rows tbody tr').length === 5")
+    assert view.page.locator("#query-scroll").is_visible()
+    assert view.text("#query-scroll") == "Scroll sideways for more columns →"
+    assert view.fits()
+    view.picture("query-phone")
+    view.page.set_viewport_size({"width": 1280, "height": 900})
+    view.until("document.querySelector('#query-scroll').hidden")
+    view.page.set_viewport_size({"width": 390, "height": 844})
+    view.until("!document.querySelector('#query-scroll').hidden")
+    view.page.fill("#query-filter", "nothing = 1")
+    view.page.press("#query-filter", "Enter")
+    view.until("!document.querySelector('#query-error').hidden")
+    assert view.page.locator("#query-scroll").is_hidden()
 
 
 def test_empty_tables_say_what_they_lack(site: Callable[..., Site], tmp_path: Path, look: Look) -> None:

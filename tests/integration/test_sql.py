@@ -21,11 +21,12 @@ import pytest
 from datafusion import SessionConfig, SessionContext
 
 import memwal
-from memwal.ingest.engine.api.reads import LEVELS
+from memwal.ingest.engine.api.reads import LEVELS, SQL_MEMORY
 from memwal.ingest.engine.api.results import RowStream
 from memwal.ingest.engine.api.sql import sources
 from memwal.ingest.engine.table.embedded import Table
-from tests.conftest import OpenSmall, SmallConfig
+from memwal.ingest.settings.sections import SqlSettings
+from tests.conftest import Cli, OpenSmall, SmallConfig
 from tests.messages import raises
 from tests.support.views import within
 from tests.ways import entered
@@ -463,19 +464,51 @@ def test_a_scan_that_fails_says_why(orders: Any, monkeypatch: pytest.MonkeyPatch
     assert within(60, lambda: not threads())
 
 
-def test_a_sort_larger_than_memory_uses_files(orders: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from memwal.ingest.engine.api.sql import query
+WIDE = "(select value as v, repeat('x', 99) as t from generate_series(1, 500000))"
+JOIN = f"select max(a.t), max(b.t) from {WIDE} a join {WIDE} b on a.v = b.v"
 
-    monkeypatch.setattr(query, "MEMORY", 20 << 20)
-    ordered = orders.sql(
-        "select value, repeat('x', 40) as t from generate_series(1, 500000) order by value % 1000, t, value"
-    )
-    first = next(ordered)["value"].to_pylist()[:3]
-    assert first == [1000, 2000, 3000]
-    ordered.close()
-    wide = "(select value as v, repeat('x', 99) as t from generate_series(1, 500000))"
+
+def test_a_sort_larger_than_memory_uses_files(orders: Any, tmp_path: Path) -> None:
+    """The limit is `sql.memory_max` of each way into a table; other queries name it."""
+    uri = str(tmp_path / "small.lance")
+    small = memwal.open(uri, schema=SCHEMA, key="id", settings={"sql": {"memory_max": "20MiB"}})
+    with small as table:
+        ordered = table.sql(
+            "select value, repeat('x', 40) as t from generate_series(1, 500000) order by value % 1000, t, value"
+        )
+        first = next(ordered)["value"].to_pylist()[:3]
+        assert first == [1000, 2000, 3000]
+        ordered.close()
+        with raises(memwal.Invalid):
+            table.sql(JOIN)
+    stored = memwal.open(uri, read_only=True, settings={"sql": {"memory_max": "20MiB"}})
+    durable = memwal.connect(uri, fallback="durable", sql_memory_max=20 << 20)
+    for table in (stored, durable):
+        with table, pytest.raises(memwal.Invalid, match=r"needs more than sql\.memory_max = 20MiB at once"):
+            table.sql(JOIN)
+    stored = memwal.open(uri, read_only=True, settings={"sql": {"memory_max": "20MiB"}})
+    stored.checkout(stored.version)
+    with stored, pytest.raises(memwal.Invalid, match="20MiB"):
+        stored.sql(JOIN)
+    assert orders.sql(JOIN).read_all().num_rows == 1
+
+
+def test_the_setting_of_sql_memory_has_one_default_and_a_least_value(tmp_path: Path) -> None:
+    assert SqlSettings().memory_max == SQL_MEMORY
     with raises(memwal.Invalid):
-        orders.sql(f"select max(a.t), max(b.t) from {wide} a join {wide} b on a.v = b.v")
+        memwal.open(tmp_path / "t.lance", settings={"sql": {"memory_max": "1kB"}})
+    with pytest.raises(memwal.Invalid, match="sql_memory_max"):
+        memwal.connect(str(tmp_path), sql_memory_max=0)
+    least = memwal.open(tmp_path / "t.lance", schema=SCHEMA, key="id", settings={"sql": {"memory_max": "1MiB"}})
+    with least as table:
+        assert table.sql("select count(*) as n from table group by id").read_all().num_rows == 0
+
+
+def test_memwal_sql_reads_the_setting(cli: Cli, small_config: SmallConfig, open_small: OpenSmall) -> None:
+    open_small().close()
+    ran = cli("sql", small_config(sql={"memory_max": "20MiB"}), JOIN)
+    assert ran.code == 2
+    assert "sql.memory_max = 20MiB" in ran.err
 
 
 # ---- errors --------------------------------------------------------------------------------------------------------

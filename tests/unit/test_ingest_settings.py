@@ -178,6 +178,47 @@ def test_an_unreadable_file_is_one_line(tmp_path: Path, content: str | bytes | N
     assert line.startswith(f"{path}: ")
 
 
+UNQUOTED = {
+    "[table]\nuri = data/x.lance\n": 'line 2, column 7: text needs quotes, such as uri = "…"',
+    "[table]\r\nkey = [id]\r\n": 'line 2, column 8: text needs quotes, such as key = ["…"]',
+    '[table]\nkey = ["id", day]\n': 'line 2, column 14: text needs quotes, such as key = ["…"]',
+    "[table]\nkey = [\n  id\n]\n": "line 3, column 3: text needs quotes",
+    '[table]\ncolumns = { id = "int64", v = string }\n': 'line 2, column 31: text needs quotes, such as v = "…"',
+    "[commit]\ninterval = 10s\n": 'line 2, column 14: text needs quotes, such as interval = "…"',
+    "[table]\nappend_only = True\n": "line 2, column 15: true and false have no capitals",
+    '[table]\nkey = ["id"] uri = "x"\n': "not TOML: Expected newline",
+    "[table]\nuri = \n": "not TOML: Invalid value (at line 2, column 7)",
+}
+
+
+@pytest.mark.parametrize("text", UNQUOTED)
+def test_text_without_quotes_is_told_its_place(tmp_path: Path, text: str) -> None:
+    (tmp_path / "c.toml").write_bytes(text.encode())
+    (line,) = lines_of(tmp_path / "c.toml")
+    assert line.startswith(f"{tmp_path / 'c.toml'}: {UNQUOTED[text]}")
+
+
+def test_a_value_without_quotes_is_not_printed(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text("[table.storage_options]\nsecret_access_key = HIDE\n")
+    (line,) = lines_of(tmp_path / "c.toml")
+    assert "HIDE" not in line
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("integer", "write int32 or int64"),
+        ("VARCHAR(20)", "write string"),
+        ("timestamp", "write timestamp[us] or timestamp[us, UTC]"),
+        ("vector", "write vector[N], where N is the width of your vectors"),
+        ("int46", "did you mean 'int64'?"),
+    ],
+)
+def test_a_type_of_another_system_names_the_type_of_memwal(name: str, remedy: str) -> None:
+    (line,) = lines_of(table(columns={"id": "int64", "x": name}, key=["id"], indexes={}))
+    assert line == f"settings: [table] columns.x = {name!r} is not a column type; {remedy}"
+
+
 def test_secrets_are_resolved_by_reference_and_never_shown(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("from-file\n", encoding="utf-8")
     options = {

@@ -18,14 +18,12 @@ import pyarrow as pa
 from memwal.ingest.engine.api.arguments import brief
 from memwal.ingest.engine.api.results import RowStream
 from memwal.ingest.errors import Invalid
-from memwal.wal import Clock, SystemClock
+from memwal.wal import Clock, SystemClock, named
 
 D = TypeVar("D")
 _COUNTS = ("looked at", "found", "hidden", "deleted", "returned")
 _NAMES = ("region", "level", "rows", "by", *_COUNTS, "ms", "how")
 _NUMBERS = ("rows", *_COUNTS, "ms")
-_REGION = 8
-"""Characters of a region's id: its first group of digits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +222,7 @@ def _cells(part: ExplainedPart, level: ExplainedLevel, search: ExplainedSearch) 
     counts = {name: getattr(search, name.replace(" ", "_")) for name in _COUNTS}
     asked = bool(search.by)
     return {
-        "region": (level.region or "")[:_REGION],
+        "region": named(level.region).removeprefix("region ") if level.region else "",
         "level": _level(part, level),
         "rows": f"{level.rows:,}",
         "by": search.by,

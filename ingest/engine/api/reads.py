@@ -37,6 +37,8 @@ from memwal.ingest.suggest import suggestion
 Level = Literal["committed", "flushed", "durable", "latest"]
 COUNT = "_count"
 """The column that `facets` adds."""
+SQL_MEMORY = 512 << 20
+"""Default of `sql.memory_max`, in bytes."""
 _SHOWN = 8
 """Columns in the repr of a table."""
 LEVELS: tuple[Level, ...] = get_args(Level)
@@ -105,6 +107,7 @@ class Reads(ABC):
     schema: pa.Schema
     """Base schema."""
     key: tuple[str, ...]
+    _sql_memory = SQL_MEMORY
 
     @abstractmethod
     def _answer(self, read: str, level: str, /, *, explain: Watch | None = None, **request: Any) -> Any:
@@ -383,7 +386,7 @@ class Reads(ABC):
         others = {name: rows._engine if name in public else rows for name, rows in given.items()}  # noqa: SLF001
         values = mapping("parameters", {} if parameters is None else parameters, "{'price': 20}")
         asked = a_text("query", query, "select count(*) from table")
-        return run(self, self._location, Request(asked, others, values, check_level(level), Reads))
+        return run(self, self._location, Request(asked, others, values, check_level(level), Reads, self._sql_memory))
 
     @translate_errors
     def changes(

@@ -81,7 +81,7 @@ class TableVersion(LanceDBForms):
 
     def __init__(self, table: LanceDBForms, version: int) -> None:
         self.table, self.version = table, version
-        self.key = table.key
+        self.key, self._sql_memory = table.key, table._sql_memory  # noqa: SLF001
         self.schema = self.scan(limit=0).schema  # also finds whether the version is kept
 
     def list_versions(self) -> list[dict[str, Any]]:

@@ -64,6 +64,7 @@ class Table(LevelReads, LanceDBForms):
         routing, clock = base.routing_version, context.clock
         reader = Reader(base, context.store, cache_bytes=settings.flush.cache_max, routing=routing, clock=clock)
         super().__init__(base, reader)
+        self._sql_memory = settings.sql.memory_max
         stored = StoredRows(reader, context.store)
         context = replace(context, find=stored, any_expired=stored.any_expired, loads=stored.loads, keep=reader.keep)
         self.regions = RegionSet(base, context)

@@ -36,7 +36,7 @@ def open_stored(settings: Settings, environ: Mapping[str, str]) -> StoredTable:
     uri, options = settings.table.uri, settings.storage_options(environ)
     base = flush.BaseTable.open(uri, options)
     check_same_table(settings, base)
-    return StoredTable(base, wal.open_store(uri, options))
+    return StoredTable(base, wal.open_store(uri, options), sql_memory=settings.sql.memory_max)
 
 
 def open_table(

@@ -11,7 +11,7 @@ from typing import Any
 
 from memwal import flush, wal
 from memwal.ingest.engine.api.lancedb_forms import LanceDBForms
-from memwal.ingest.engine.api.reads import Level
+from memwal.ingest.engine.api.reads import SQL_MEMORY, Level
 from memwal.ingest.engine.changes.reader import StoredChanges
 from memwal.ingest.engine.read.levels import RegionView
 from memwal.ingest.engine.read.local import LevelReads
@@ -30,9 +30,19 @@ class StoredTable(LevelReads, LanceDBForms):
     Invariants. Writes nothing and claims nothing, whoever serves the table.
     """
 
-    def __init__(self, base: flush.BaseTable, store: wal.ObjectStore, clock: wal.Clock | None = None) -> None:
-        """`base`: any version; every read opens the newest. `clock`: None for the system's."""
+    def __init__(
+        self,
+        base: flush.BaseTable,
+        store: wal.ObjectStore,
+        clock: wal.Clock | None = None,
+        *,
+        sql_memory: int = SQL_MEMORY,
+    ) -> None:
+        """`base`: any version; every read opens the newest. `clock`: None for the system's. `sql_memory`: see
+        `connect`.
+        """
         super().__init__(base, Reader(base, store, clock=clock))
+        self._sql_memory = sql_memory
         self._store, self._levels = store, StoredLevels(store)
         self._changes = StoredChanges(base, store, clock)
 

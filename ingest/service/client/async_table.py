@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from memwal.ingest.caller import Caller, carried
 from memwal.ingest.engine.api.lancedb_forms import ELSEWHERE, LanceDBForms
-from memwal.ingest.engine.api.reads import Reads
+from memwal.ingest.engine.api.reads import SQL_MEMORY, Reads
 from memwal.ingest.engine.api.versions import checked_out, newest
 from memwal.ingest.engine.table.public import method_of
 from memwal.ingest.errors import Invalid, translate_errors
@@ -249,6 +249,7 @@ async def connect_async(
     in_flight_max: int = IN_FLIGHT_MAX,
     tls_cert: str | Path | None = None,
     tls_key: str | Path | None = None,
+    sql_memory_max: int = SQL_MEMORY,
 ) -> AsyncTable:
     """Connect as `connect` does, for asynchronous programs: await the table's methods; `async with` closes it.
 
@@ -257,6 +258,7 @@ async def connect_async(
     """
     shown: dict[str, Any] = {"token": token, "tls_ca": tls_ca, "tls_cert": tls_cert, "tls_key": tls_key}
     shown |= {"fallback": fallback, "storage_options": storage_options, "in_flight_max": in_flight_max}
+    shown["sql_memory_max"] = sql_memory_max
     threads, caller = CallThreads("async-connect", 1), Caller()
     job = threads.submit(partial(caller.run, partial(connect, location, **shown)))
     try:

@@ -15,7 +15,8 @@ from typing import Any
 
 from memwal import flush, wal
 from memwal.ingest import tracing
-from memwal.ingest.engine.api.arguments import brief
+from memwal.ingest.engine.api.arguments import brief, whole
+from memwal.ingest.engine.api.reads import SQL_MEMORY
 from memwal.ingest.engine.table import owner_notes as owners
 from memwal.ingest.engine.table.live_owners import noted_owners
 from memwal.ingest.engine.table.public import Table
@@ -42,6 +43,7 @@ def connect(
     in_flight_max: int = IN_FLIGHT_MAX,
     tls_cert: str | Path | None = None,
     tls_key: str | Path | None = None,
+    sql_memory_max: int = SQL_MEMORY,
 ) -> Table:
     """Connect to the daemons of a table.
 
@@ -50,7 +52,8 @@ def connect(
     its daemons (`storage_options`: Lance's own, for that storage), now and whenever a region has no owner. `token`:
     sent as a bearer token. `tls_ca`: a PEM file, or its bytes. `in_flight_max`: maximum bytes of rows in flight; a
     put without room waits. `fallback`: for the address of a table without daemons: "error" raises, "durable" reads
-    storage. `tls_cert`, `tls_key`: PEM files of the client's certificate and of its private key.
+    storage. `tls_cert`, `tls_key`: PEM files of the client's certificate and of its private key. `sql_memory_max`:
+    `sql.memory_max` of this client, in bytes.
     Raises: Invalid for a wrong location or certificate, Unavailable if no daemon answers.
     """
     location = str(location) if isinstance(location, os.PathLike) else location
@@ -60,7 +63,8 @@ def connect(
         raise Invalid(f"fallback = {brief(fallback)}; write one of {', '.join(map(repr, FALLBACKS))}")
     tracing.join()
     tls = _tls(tls_ca, tls_cert, tls_key)
-    shown: dict[str, Any] = {"token": token, "tls": tls, "in_flight_max": in_flight_max}
+    memory = whole("sql_memory_max", sql_memory_max, 1 << 20, 1 << 50)
+    shown: dict[str, Any] = {"token": token, "tls": tls, "in_flight_max": in_flight_max, "sql_memory": memory}
     if not is_table(location):
         if fallback != "error":
             raise Invalid("fallback needs the address of the table, not of a daemon")
@@ -78,7 +82,7 @@ def connect(
     served = served_table(base, store, lambda: shown, find=find)
     if served is None and fallback == "error":
         raise Unavailable(nobody_serves(base, store))
-    return Table(StoredTable(base, store) if served is None else served)
+    return Table(StoredTable(base, store, sql_memory=memory) if served is None else served)
 
 
 def _tls(ca: str | Path | bytes | None, certificate: str | Path | None, key: str | Path | None) -> ClientTls:

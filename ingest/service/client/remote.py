@@ -28,7 +28,7 @@ from memwal.ingest.engine.api.filter_writes import FilterWrite, Update, Where, r
 from memwal.ingest.engine.api.keys import normalise_keys
 from memwal.ingest.engine.api.lancedb_forms import LanceDBForms
 from memwal.ingest.engine.api.missing import CallersColumns, Missing, missing_rule
-from memwal.ingest.engine.api.reads import READS, check_level
+from memwal.ingest.engine.api.reads import READS, SQL_MEMORY, check_level
 from memwal.ingest.engine.api.rows import as_table, size_bound
 from memwal.ingest.engine.api.tokens import Applied, HighestTokens, Receipt, Token, TokenLike
 from memwal.ingest.errors import NOT_OWNER, RESIZED, Invalid, MemWalError, Unavailable, translate_errors
@@ -84,13 +84,15 @@ class RemoteTable(LanceDBForms):
         id: str | None = None,
         in_flight_max: int = IN_FLIGHT_MAX,
         find: Callable[[], Iterable[str]] | None = None,
+        sql_memory: int = SQL_MEMORY,
     ) -> None:
         """Connect to the daemons at `location`; see `connect`.
 
         `patience`: seconds to wait for the first answer; None for no limit. `wait`: seconds to retry while no daemon
         answers (with a single daemon: only if `restarts` is set). `restarts`: see `Attempts`. `table`, `id`: the
-        table's expected address and id; None for any. `find`: see `Router`.
+        table's expected address and id; None for any. `find`: see `Router`. `sql_memory`: see `connect`.
         """
+        self._sql_memory = sql_memory
         opened = partial(Connection, token=token, tls=tls)
         self.router = Router(endpoints_of(location), opened, clock, ids, find)
         self.clock, self.router.table, self.router.id = self.router.clock, table, id

@@ -24,13 +24,12 @@ from memwal.ingest.engine.api.sql.plan import BARRIER, Scan, any_of, filter_of, 
 from memwal.ingest.engine.api.sql.sources import Handover, Kept, Provider, Source, counted
 from memwal.ingest.engine.api.sql.statement import SELF, Statement, expect_bounded
 from memwal.ingest.errors import Invalid, MemWalError, Unavailable, classify
+from memwal.ingest.settings.values import format_size
 from memwal.ingest.suggest import suggestion
 from memwal.ingest.values.values import holds
 from memwal.memtable.filter.predicate import null_inside
 from memwal.wal.errors import first_line
 
-MEMORY = 512 << 20
-"""Bytes that a query may hold for sorts, groups and joins; sorts and groups use temporary files beyond it."""
 ATTEMPTS = 3
 _NAME = re.compile(r"[^\W\d]\w*")
 _LEAD = re.compile(
@@ -56,13 +55,15 @@ class Readable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A query as the caller made it. `tables`: by name. `kind`: the class of memwal tables."""
+    """A query as the caller made it. `tables`: by name. `kind`: the class of memwal tables. `memory`: sql.memory_max,
+    in bytes."""
 
     query: str
     tables: Mapping[str, Any]
     parameters: Mapping[str, Any]
     level: str
     kind: type
+    memory: int
 
 
 def run(table: Readable, location: str, request: Request) -> RowStream:
@@ -153,6 +154,7 @@ class _Attempt:
     def __init__(self, statement: Statement, given: Mapping[str, Any], request: Request) -> None:
         self._kind, self._level, self.statement, self.names = request.kind, request.level, statement, list(given)
         self._in_memory = {name: rows for name, rows in given.items() if isinstance(rows, pa.Table)}
+        self.query, self.memory = request.query, request.memory
         self._tables: list[_Table] = []
         for name, rows in given.items():
             if name not in self._in_memory:
@@ -203,12 +205,12 @@ class _Attempt:
         raise failures[0]
 
     def _session(self, *, fold: bool) -> SessionContext:
-        runtime = RuntimeEnvBuilder().with_disk_manager_os().with_fair_spill_pool(MEMORY)
+        runtime = RuntimeEnvBuilder().with_disk_manager_os().with_fair_spill_pool(self.memory)
         config = SessionConfig().with_target_partitions(1)
         config = config.set("datafusion.sql_parser.enable_ident_normalization", str(fold).lower())
         config = config.set("datafusion.sql_parser.map_string_types_to_utf8view", "false")
         # By default a sort merges thousands of sorted batches, whose cursors hold every row again: out of memory.
-        config = config.set("datafusion.execution.sort_in_place_threshold_bytes", str(MEMORY))
+        config = config.set("datafusion.execution.sort_in_place_threshold_bytes", str(self.memory))
         session = SessionContext(config, runtime)
         for table in self._tables:
             session.register_table(table.hidden, table.provider)
@@ -354,9 +356,10 @@ _MESSAGES: Mapping[str, str | Callable[[_Attempt, re.Match[str]], str]] = {
     r"No function matches the given name and argument types '(.+?)'\.": "no function takes {}; cast the arguments",
     r'column "(.+?)" must appear in the GROUP BY': "column {} must be in GROUP BY or in an aggregate function",
     "only supports a single SQL statement": "the query has several statements; give one",
-    "Resources exhausted": lambda *_: (
-        f"the query needs more than {MEMORY >> 20} MiB of memory at once; sorts and groups use files, but the "
-        "smaller side of a join must fit: select fewer rows or columns"
+    "Resources exhausted": lambda attempt, _: (
+        f"the query {brief(attempt.query)} needs more than sql.memory_max = {format_size(attempt.memory)} at once; "
+        "sorts and groups use files, but the smaller side of a join must fit: select fewer rows or columns, or raise "
+        "the setting (sql_memory_max of connect)"
     ),
 }
 """Patterns of DataFusion's messages, and their replacements, which use the groups of the match."""

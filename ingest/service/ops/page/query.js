@@ -13,6 +13,7 @@ export class QueryBox {
       event.preventDefault();
       this.run();
     });
+    window.addEventListener("resize", scrollHint);
   }
 
   /** Fit the form to the table; `told` is null while no query can be answered. */
@@ -68,15 +69,21 @@ export class QueryBox {
     const took = duration(answer.seconds, true);
     const how = { scan: "filter", match: "words", search: "vector", hybrid: "vector and words" }[answer.read];
     const found = answer.rows.length ? count(answer.rows.length, "row") : "No row passes";
-    say(byId("query-status"), `${found} in ${took}, by ${how}, at level ${answer.level}.`);
+    const places = answer.columns.map((_, at) => at);
+    const vectors = places.filter((at) => answer.columns[at].type.startsWith("vector["));
+    const shown = vectors.length < places.length ? places.filter((at) => !vectors.includes(at)) : places;
+    const hidden = places.filter((at) => !shown.includes(at)).map((at) => answer.columns[at].name);
+    const without = hidden.length && answer.rows.length ? ` Vectors are hidden: ${hidden.join(", ")}.` : "";
+    say(byId("query-status"), `${found} in ${took}, by ${how}, at level ${answer.level}.${without}`);
     const table = byId("query-rows");
     table.hidden = !answer.rows.length;
     const kinds = answer.columns.map((column) => (column.number ? "number" : null));
-    const names = answer.columns.map((column, at) =>
-      element("th", { scope: "col", class: kinds[at], title: column.type }, column.name),
+    const names = shown.map((at) =>
+      element("th", { scope: "col", class: kinds[at], title: answer.columns[at].type }, answer.columns[at].name),
     );
     table.tHead.replaceChildren(element("tr", {}, ...names));
-    sync(table.tBodies[0], answer.rows, (row) => element("tr", {}, ...row.map((cell, at) => cellOf(cell, kinds[at]))));
+    sync(table.tBodies[0], answer.rows, (row) => element("tr", {}, ...shown.map((at) => cellOf(row[at], kinds[at]))));
+    scrollHint();
   }
 
   fail(message) {
@@ -84,7 +91,14 @@ export class QueryBox {
     byId("query-rows").hidden = true;
     byId("query-error").hidden = false;
     say(byId("query-error"), message);
+    scrollHint();
   }
+}
+
+/** Say that the rows are wider than the window: phones show no scroll bar. */
+function scrollHint() {
+  const { scrollWidth, clientWidth } = byId("query-rows").parentElement;
+  byId("query-scroll").hidden = scrollWidth <= clientWidth;
 }
 
 function cellOf(cell, kind) {

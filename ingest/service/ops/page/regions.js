@@ -105,7 +105,7 @@ function regionRow(region) {
   const name = element(
     "th",
     { scope: "row", title: region.id },
-    String(region.bucket),
+    `region ${region.bucket}`,
     element("span", { class: "hint mono may-go" }, ` ${region.id.slice(0, 8)}`),
   );
   const state = element("td", {}, badge(region.state));
