@@ -109,13 +109,17 @@ def _of_topic(url: str) -> tuple[pa.Table, dict[str, Any]]:
         values = first_values(settings, TOPIC_ROWS)
     try:
         if settings.source.value_format == "avro":
-            return _rows_of_avro(values, settings.source), given
-        return _rows_of_json(b"\n".join(value.replace(b"\n", b" ") for value in values)), given
+            rows = _rows_of_avro(values, settings.source)
+        else:
+            rows = _rows_of_json(b"\n".join(value.replace(b"\n", b" ") for value in values))
+        if not rows.num_columns:
+            raise ValueError("it has no fields")
     except (ValueError, pa.ArrowException) as error:
         hint = "" if registry else "; for Avro write kafka://HOST:PORT/TOPIC?registry=URL"
         raise Invalid(
             f"{url}: a record cannot be read as {settings.source.value_format}: {first_line(error)}{hint}"
         ) from None
+    return rows, given
 
 
 def _rows_of_avro(values: Sequence[bytes], source: SourceSettings) -> pa.Table:
