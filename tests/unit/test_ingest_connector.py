@@ -104,6 +104,23 @@ def test_a_use_without_an_address_says_how_to_name_the_table() -> None:
             use()
 
 
+def test_the_columns_of_a_table_in_the_catalog_keep_its_options(open_small: Callable[..., Any], uri: str) -> None:
+    open_small().close()
+    schema = MemWalSource({"provider": "memwal", "path": uri, "level": "durable", "columns": "name,id"}).schema()
+    assert [(field.name, field.nullable) for field in schema] == [("name", True), ("id", False)]
+    reader = MemWalSource({"filter": "id < 3"}).reader(schema)
+    options = reader._options
+    assert (options.uri, options.level, options.filter) == (uri, "durable", "id < 3")
+    with raises(Invalid):  # the columns of a query that reads the table
+        MemWalSource({}).writer(schema, overwrite=False)
+    del schema["name"].metadata["__CHAR_VARCHAR_TYPE_STRING"]  # as Spark passes the columns of the table to write
+    with raises(Unavailable):
+        MemWalSource({}).writer(schema, overwrite=False)
+    for use in (MemWalSource({}).writer, lambda schema, _: MemWalSource({"level": "latest"}).reader(schema)):
+        with raises(Invalid):
+            use(StructType([StructField("id", LongType())]), False)
+
+
 # ---- the moment ----------------------------------------------------------------------------------------------------
 
 

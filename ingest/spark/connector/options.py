@@ -77,7 +77,7 @@ class TableOptions:
             if options.get(given) and not options.get(missing):
                 problems.append(f"option {missing} is missing; give both the certificate and its key")
         if not options.get("path", "").strip():
-            problems.append(f"no address of a table; write {cls.USE}")
+            problems.append(f"option path is missing: write {cls.USE}")
         if problems:
             raise Invalid.of(problems)
         return cls(
@@ -122,12 +122,10 @@ class ChangeOptions(TableOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions(TableOptions):
-    """The options of one `df.writeStream…start()`."""
+    """The options of one `df.writeStream…start()` or `df.write…save()`."""
 
     NAMES = ("config", "checkpointlocation", "missing", *TableOptions.NAMES)
-    USE = (
-        'df.writeStream.format("memwal").option("config", "config.toml"), or .option("path", "s3://bucket/table.lance")'
-    )
+    USE = '.option("path", "s3://bucket/table.lance"), or .option("config", "config.toml")'
 
     stream_timeout: float = SinkSettings().stream_timeout
     """Seconds for sending the rows of one region in a micro-batch."""
@@ -176,7 +174,7 @@ def opened_table(uri: str, storage: Mapping[str, str]) -> flush.BaseTable:
     try:
         return flush.BaseTable.open(uri, storage)
     except flush.NotALanceTable:
-        raise Invalid(f"{uri}: no Lance table is there; correct the address in load()") from None
+        raise Invalid(f"table not found: {uri}; correct the option path, or create it with memwal init") from None
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ import pyarrow as pa
 from pyspark.sql import datasource as spark
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import AtomicType, StructField, StructType
 
 from memwal import wal
 from memwal.flush import BaseTable
@@ -42,6 +42,7 @@ from memwal.ingest.spark.connector.options import (
     SINCE,
     ChangeOptions,
     ReadOptions,
+    TableOptions,
     WriteOptions,
     opened_table,
     resolved,
@@ -56,6 +57,9 @@ ROWS_PER_BATCH = 65_536
 BYTES_PER_PARTITION = 256 << 20
 Offset = dict[str, Any]
 _OF_CATALOG, _OPTIONS = ("location", "owner", "provider"), "memwal.options"
+_READ = "__CHAR_VARCHAR_TYPE_STRING"
+"""Spark's name for the declared type of a column, in its metadata. Spark removes it where it converts the columns of a
+query to those of a table; so its presence shows that metadata are those of a table that the query reads."""
 _START = "start"
 """Field in the end of the first micro-batch: the position where that micro-batch begins.
 
@@ -94,17 +98,19 @@ class MemWalSource(spark.DataSource):
 
         Spark does not say whether it reads rows or a stream of changes; the option `since` decides.
         """
-        if SINCE in self._given:
+        if SINCE in self._given and not self._given.in_catalog:
             changes = ChangeOptions.of(self._given)
             self._follows_columns = changes.columns is None
             return schema_of_changes(changes)
-        options = ReadOptions.of(self._given)
-        return self._given.kept_in(schema_of_columns(self._captured(options).schema, options.columns))
+        options = ReadOptions.of(self._given.known(ReadOptions))
+        moment = self._captured(options)
+        schema = schema_of_columns(moment.schema, options.columns)
+        return self._given.kept_in(schema, moment.schema) if self._given.in_catalog else schema
 
     @translate_errors
     def reader(self, schema: StructType) -> spark.DataSourceReader:
         """Return a reader of the columns in `schema`. Captures the moment if the user gave the schema."""
-        options = ReadOptions.of(self._given or kept(schema))
+        options = ReadOptions.of(self._given.or_kept(ReadOptions, schema))
         moment = self._captured(options)
         expect_types(schema, moment.schema)
         return MemWalReader(moment.pinned, options, schema)
@@ -114,7 +120,8 @@ class MemWalSource(spark.DataSource):
         """Return a reader of the change feed. Raises: Invalid."""
         if SINCE not in self._given:
             raise Invalid(
-                'a stream reads the changes of a table and needs the option since: "earliest", "latest", or a position'
+                "option since is missing: a stream reads the changes of a table; write "
+                '.option("since", "earliest"), "latest", or a position'
             )
         return MemWalStreamReader(ChangeOptions.of(self._given), schema, follows_columns=self._follows_columns)
 
@@ -125,7 +132,7 @@ class MemWalSource(spark.DataSource):
             raise Invalid(
                 'mode "overwrite" replaces the table; delete its rows by table.delete(filter="true"), and append'
             )
-        return MemWalWriter(WriteOptions.of(self._given or kept(schema)), schema.names)
+        return MemWalWriter(WriteOptions.of(self._given.or_kept(WriteOptions, schema)), schema.names)
 
     @translate_errors
     def streamWriter(self, schema: StructType, overwrite: bool) -> spark.DataSourceStreamWriter:  # noqa: N802 - Spark's name
@@ -145,20 +152,46 @@ class _Given(dict[str, str]):
 
     def __init__(self, options: Mapping[str, str]) -> None:
         given = {name.lower(): text for name, text in options.items()}
-        self._in_catalog = "provider" in given
-        if self._in_catalog:  # CREATE TABLE adds names, and a copy of each option, and makes an address of a path
+        self.in_catalog = "provider" in given
+        """Whether CREATE TABLE gives them."""
+        if self.in_catalog:  # CREATE TABLE adds names, and a copy of each option, and makes an address of a path
             given = {name: text for name, text in given.items() if name not in _OF_CATALOG and "option." not in name}
             given["path"] = given.get("path", "").removeprefix("file:")
         super().__init__(given)
 
-    def kept_in(self, schema: StructType) -> StructType:
-        """Return the columns of a table that CREATE TABLE defines, with the options.
+    def known(self, use: type[TableOptions]) -> Mapping[str, str]:
+        """Return the options for `use`: of a table in the catalog, without those that only another use knows."""
+        others = {*ReadOptions.NAMES, *WriteOptions.NAMES} - {*use.NAMES} if self.in_catalog else ()
+        return {name: text for name, text in self.items() if name not in others}
+
+    def kept_in(self, schema: StructType, table: pa.Schema) -> StructType:
+        """Return the columns of a table that CREATE TABLE defines, with the options in the metadata of a column.
 
         Spark gives the options of a table in a catalog to no read and no write, but the columns with their metadata.
+        INSERT passes the columns of its query as they are, if their names, types and nulls fit. Therefore columns
+        without nulls have none here either: a query with nulls does not fit, and Spark converts it.
         """
-        if self._in_catalog:
-            schema.fields[0].metadata = {**schema.fields[0].metadata, _OPTIONS: json.dumps(dict(self))}
+        for field in schema:
+            field.nullable = table.field(field.name).nullable
+        simple = next((field for field in schema if isinstance(field.dataType, AtomicType)), schema[0])
+        simple.metadata = {_OPTIONS: json.dumps(dict(self)), _READ: simple.dataType.simpleString()}
         return schema
+
+    def or_kept(self, use: type[TableOptions], schema: StructType) -> Mapping[str, str]:
+        """Return the options for `use`, with those in `schema` of a table in the catalog unless a table is named.
+
+        Raises: Invalid if Spark passes no options, or those of a table that the query of an INSERT reads.
+        """
+        metadata = next((field.metadata for field in schema if _OPTIONS in field.metadata), None)
+        if {"path", "config"} & {*self}:
+            return self
+        if metadata is None:
+            hint = f"; in INSERT, {_WITH}" if use is WriteOptions else ""
+            raise Invalid(f"option path is missing: write {use.USE}{hint}; {_WITHOUT}")
+        if use is WriteOptions and _READ in metadata:
+            raise Invalid(f"option path is missing: Spark passes that of a table that the query reads; {_WITH}")
+        kept = _Given({**json.loads(metadata[_OPTIONS]), "provider": FORMAT})
+        return {**kept.known(use), **self}
 
     def __repr__(self) -> str:
         return f"<options {', '.join(self)}>"
@@ -167,9 +200,8 @@ class _Given(dict[str, str]):
         return _Given, (dict(self),)
 
 
-def kept(schema: StructType) -> _Given:
-    """Return the options that `_Given.kept_in` has put into the columns of a table in a catalog."""
-    return _Given(json.loads(next((field.metadata[_OPTIONS] for field in schema if _OPTIONS in field.metadata), "{}")))
+_WITHOUT = "Spark keeps no options of a table of its catalog whose CREATE TABLE lists columns: leave the columns out"
+_WITH = "name the table: INSERT INTO t WITH (path = 's3://bucket/table.lance') SELECT …"
 
 
 @dataclass

@@ -90,8 +90,8 @@ class MemWalStreamWriter(DataSourceStreamArrowWriter):
         self._endpoint = ",".join(options.endpoints or self._find())
         if not self._endpoint:
             raise Unavailable(
-                f"no daemon serves {base.uri}: start `memwal serve`, or use foreachBatch(memwal.MemWalSink(config)), "
-                "which starts one"
+                f"no daemon serves {base.uri}: start `memwal serve`, set the option endpoint if one runs, or use "
+                "foreachBatch(memwal.MemWalSink(config)), which starts one"
             )
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedRows:
