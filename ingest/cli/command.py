@@ -45,11 +45,11 @@ class CommandConsole(Console):
 
     def say(self, text: str) -> None:
         """Print a line of the result, wrapped on a terminal."""
-        self.out(self.wrapped(text) if self.is_terminal else text, highlight=False)
+        self.out(self.wrapped(text) if self.file.isatty() else text, highlight=False)
 
     def note(self, text: str) -> None:
         """Print a line that `--quiet` suppresses."""
-        self.notes.out(self.wrapped(text) if self.is_terminal else text, highlight=False)
+        self.notes.out(self.wrapped(text) if self.file.isatty() else text, highlight=False)
 
     def wrapped(self, text: str) -> str:
         """Return `text` with line breaks between words, which a terminal would put into them."""
