@@ -177,11 +177,12 @@ def status(
     config: Config,
     as_json: AsJson = False,
     watch: Annotated[bool, typer.Option(help="refresh every second until interrupted")] = False,
+    limit: Annotated[int | None, typer.Option(min=1, help="maximum number of regions in the table")] = None,
 ) -> int:
     """Show regions, writer epochs, owners, WAL positions, SSTs, and rows that are not in the base table yet."""
     from memwal.ingest.cli.status import show
 
-    return show(Call.of(config), as_json=as_json, watch=watch)
+    return show(Call.of(config), as_json=as_json, watch=watch, limit=limit)
 
 
 @app.command()

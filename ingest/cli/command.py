@@ -14,6 +14,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
@@ -43,12 +44,17 @@ class CommandConsole(Console):
         self.notes: Console = Console(emoji=False, quiet=True) if self.is_quiet else self
 
     def say(self, text: str) -> None:
-        """Print a line of the result."""
-        self.out(text, highlight=False)
+        """Print a line of the result, wrapped on a terminal."""
+        self.out(self.wrapped(text) if self.file.isatty() else text, highlight=False)
 
     def note(self, text: str) -> None:
         """Print a line that `--quiet` suppresses."""
-        self.notes.out(text, highlight=False)
+        self.notes.out(self.wrapped(text) if self.file.isatty() else text, highlight=False)
+
+    def wrapped(self, text: str) -> str:
+        """Return `text` with line breaks between words, which a terminal would put into them."""
+        how = {"break_long_words": False, "break_on_hyphens": False, "replace_whitespace": False}
+        return "\n".join(fill(line, self.width, **how) for line in text.split("\n"))
 
     def status(self, status: RenderableType, **how: Any) -> Status:
         """Return the line that is shown on a terminal during a step."""

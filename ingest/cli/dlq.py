@@ -13,7 +13,7 @@ import pyarrow as pa
 from memwal import wal
 from memwal.ingest.cli.command import Call
 from memwal.ingest.cli.open import open_for_reading, writable
-from memwal.ingest.cli.print import as_rich, count, print_rows, write_json
+from memwal.ingest.cli.print import FittedTable, Kind, cell, count, print_rows, write_json
 from memwal.ingest.errors import Invalid
 from memwal.ingest.service.client.target import opened
 from memwal.ingest.settings.values import format_duration, parse_duration
@@ -26,6 +26,8 @@ from memwal.ingest.suggest import suggestion
 
 _LISTED = ["id", "time", "stage", "column", "reason", "topic", "partition", "offset", "file", "block", "row"]
 _ID_MIN = 4
+_COUNTED: tuple[Kind, ...] = ("name", "number", "name", "words")
+_PLACED: tuple[Kind, ...] = ("name", "name", "name", "words")
 _WIDTH = 100
 _HEX = 16
 
@@ -75,7 +77,7 @@ def show_letter(call: Call, *, id: str, in_hex: bool, as_json: bool) -> int:
         write_json(found[0], ascii_only=False)
     else:
         for name, value in found[0].items():
-            call.console.say(f"{name:<11} {value}")
+            call.console.out(f"{name:<11} {value}", highlight=False)
     return 0
 
 
@@ -166,17 +168,15 @@ def _print_tables(call: Call, groups: list[Group], newest: pa.Table) -> None:
     if not total:
         call.console.say(f"no dead letters in {uri}")
         return
-    groups_shown = [
-        {"stage": each.stage, "dead letters": each.letters, "newest": _time(each.newest), "reason": each.reason}
-        for each in groups
-    ]
-    call.console.print(as_rich(pa.Table.from_pylist(groups_shown), _WIDTH))
-    rows = [
-        {"id": row["id"], "time": _time(row["time"]), "stage": row["stage"], "place": _place(row)}
-        for row in newest.to_pylist()
-    ]
-    call.console.print(as_rich(pa.Table.from_pylist(rows), _WIDTH))
-    call.console.say(f"{count(total, 'dead letter')} in {uri}; the newest {len(rows):,} are shown")
+    counted = [[each.stage, each.letters, _time(each.newest), each.reason] for each in groups]
+    listed = [[row["id"], _time(row["time"]), row["stage"], _place(row)] for row in newest.to_pylist()]
+    for names, kinds, rows in (
+        (("stage", "dead letters", "newest", "reason"), _COUNTED, counted),
+        (("id", "time", "stage", "place"), _PLACED, listed),
+    ):
+        cells = [[cell(value, _WIDTH) for value in row] for row in rows]
+        call.console.print(FittedTable(names, kinds, cells, "--format json prints them"))
+    call.console.say(f"{count(total, 'dead letter')} in {uri}; the newest {len(listed):,} are shown")
 
 
 def _place(row: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ from memwal.flush.commits.load_notes import noted_token
 from memwal.flush.history.actions import Action, Change, History, read_history
 from memwal.flush.history.diff import VersionDiff, diff_versions
 from memwal.ingest.cli.command import Call
-from memwal.ingest.cli.print import count, plain_table, print_result, ranges, span
+from memwal.ingest.cli.print import FittedTable, Kind, count, plain_table, print_result, ranges, span
 from memwal.ingest.errors import Invalid
 from memwal.wal.retries import with_retried_reads
 
@@ -102,11 +102,9 @@ def _opened(call: Call) -> tuple[flush.BaseTable, wal.ObjectStore]:
 
 def render(uri: str, history: History, regions: Mapping[str, str], limit: int) -> RenderableType:
     """Return a history for people. `regions`: names of regions by id."""
-    table = plain_table()
-    for name in ("version", "when (UTC)", "rows", "frags", "size"):
-        table.add_column(name, justify="left" if name.startswith("when") else "right", no_wrap=True)
-    table.add_column("what", ratio=1)
-    newer = 0
+    names = ("version", "when (UTC)", "rows", "frags", "size", "what")
+    kinds: tuple[Kind, ...] = ("number", "name", "number", "number", "number", "words")
+    lines, newer = list[list[Text]](), 0
     for change in history.changes:
         state = change.state
         size = decimal(state.bytes) if state.bytes else "-"
@@ -115,14 +113,17 @@ def render(uri: str, history: History, regions: Mapping[str, str], limit: int) -
         shown = when.strftime("%m-%d %H:%M:%S" if same_year else "%Y-%m-%d")
         rows, fragments = f"{state.rows:,}", f"{len(state.fragments):,}"
         if newer - state.version > 1:
-            table.add_row("…", *[""] * 4, Text(f"cleaned up: {ranges(range(state.version + 1, newer))}", style=_PLAIN))
-        table.add_row(str(state.version), Text(shown, style="dim"), rows, fragments, size, _what(change, regions))
+            cleaned = Text(f"cleaned up: {ranges(range(state.version + 1, newer))}", style=_PLAIN)
+            lines.append([Text("…"), *[Text("")] * 4, cleaned])
+        figures = (Text(rows), Text(fragments), Text(size))
+        lines.append([Text(str(state.version)), Text(shown, style="dim"), *figures, _what(change, regions)])
         newer = state.version
     headline = "no version could be read"
     if history.changes:
         state = history.changes[0].state
         counts = f"{count(state.rows, 'row')} in {count(len(state.fragments), 'fragment')}"
         headline = f"version {state.version} of {_when(state.seconds):%Y-%m-%d}, {counts}"
+    table = FittedTable(names, kinds, lines, "--json prints them")
     notes: list[RenderableType] = [Text(f"{uri}: {headline}", overflow="fold"), table]
     if history.gone:
         notes.append(Text(f"cleaned up while being read: versions {ranges(history.gone)}", style="dim"))

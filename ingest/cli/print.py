@@ -13,8 +13,9 @@ import csv
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from decimal import Decimal
 from textwrap import indent
 from typing import Any, Literal
 
@@ -23,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.filesize import decimal
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -35,9 +36,12 @@ from memwal.ingest.engine.api.results import python_values
 from memwal.memtable import TOMBSTONE
 
 _Convert = Callable[[Any], Any]
+Kind = Literal["number", "name", "text", "words"]
+"""How a column fits: whole and to the right, whole, cut to TEXT_MIN characters, or wrapped between words."""
 
 FIRST_ROWS = 5
 CELL_WIDTH = 40
+WIDER = "a wider terminal, or COLUMNS=200, shows them"
 ROWS_PER_PART = 500
 """Rows that are converted and printed together; a table lays out its columns for these rows."""
 TEXT_MIN, GAP, EDGES = 12, 2, 3
@@ -66,46 +70,35 @@ def fields(title: str, shown: Mapping[str, Any]) -> Table:
     return table
 
 
-def columns(title: str, names: Iterable[str], rows: Iterable[Iterable[Any]], empty: str = "") -> RenderableType:
+def columns(title: str, names: Sequence[str], rows: Iterable[Iterable[Any]], empty: str = "") -> RenderableType:
     """Return rows under their names; without rows, the text `empty`."""
     listed = [list(row) for row in rows]
     if not listed:
         return Text(empty, style="dim")
-    table = plain_table()
-    for place, name in enumerate(names):
-        numeric = all(type(row[place]) in (int, float) for row in listed)
-        # Wide values, such as a region's id, are folded and never cut, so that users can copy them.
-        table.add_column(Text(name), justify="right" if numeric else "left", overflow="fold")
-    for row in listed:
-        table.add_row(*map(cell, row))
-    return Group(Text(title, style="bold"), table)  # a title of the table itself would be folded to its width
+    numeric = [all(type(value) in (int, float) for value in column) for column in zip(*listed, strict=True)]
+    kinds: list[Kind] = ["number" if number else "name" for number in numeric]
+    cells = [[cell(value) for value in row] for row in listed]
+    return Group(Text(title, style="bold"), FittedTable(names, kinds, cells, WIDER))
 
 
 def first_rows(rows: pa.Table, total: int) -> RenderableType:
     """Return the first of `total` rows as a table."""
     first = rows.slice(0, FIRST_ROWS)
-    values = zip(*(shown_values(column, "table") for column in first.columns), strict=True)
+    if not first.num_rows:
+        return Text("no rows", style="dim")
     title = f"first {first.num_rows} of {total:,} rows"
-    return columns(title, first.column_names, values, "no rows")
-
-
-def as_rich(rows: pa.Table, width: int = 48) -> Table:
-    """Return all rows as a table; long values are cut to `width` characters."""
-    table = plain_table()
-    for field in rows.schema:
-        number = pa.types.is_integer(field.type) or pa.types.is_floating(field.type)
-        table.add_column(Text(field.name), justify="right" if number else "left", overflow="fold")
-    for row in shown_rows(rows, "table"):
-        table.add_row(*(cell(value, width, grouped=False) for value in row.values()))
-    return table
+    kinds = [_kind(field.type) for field in first.schema]
+    values = [[cell(value, grouped=False) for value in row.values()] for row in shown_rows(first, "table")]
+    return Group(Text(title, style="bold"), FittedTable(first.column_names, kinds, values, WIDER))
 
 
 # ---- cells ---------------------------------------------------------------------------------------------------------
 
 
 def cell(value: Any, width: int = CELL_WIDTH, *, grouped: bool = True) -> Text:
-    """Return a value for a table, cut to `width` characters; of a list, the first three values and the length.
+    """Return a value for a table; of a list, the first three values and the length.
 
+    `width`: characters to which texts and bytes are cut.
     `grouped`: print integers with thousands separators. True for counts, False for values of the user's columns.
     """
     if value is None:
@@ -116,6 +109,8 @@ def cell(value: Any, width: int = CELL_WIDTH, *, grouped: bool = True) -> Text:
         shown = ", ".join(f"{each:.3g}" if isinstance(each, float) else printable(str(each)) for each in value[:LISTED])
         return Text(f"[{shown}{', …' if len(value) > LISTED else ''}] ({len(value)})")
     text = f"{value:.10g}" if isinstance(value, float) else _grouped(value) if grouped else str(value)
+    if isinstance(value, int | float | Decimal):
+        return Text(text)
     return Text(printable(text if len(text) <= width else f"{text[: width - 1]}…"))
 
 
@@ -173,79 +168,117 @@ def progress_bar(
         yield lambda text, done, total: bar.update(task, description=text, completed=done, total=total)
 
 
-# ---- rows that fit the terminal ------------------------------------------------------------------------------------
+# ---- tables that fit the terminal ----------------------------------------------------------------------------------
+
+
+class FittedTable:
+    """A table that fits the console. Columns that do not fit are left out, and a line below the table names them."""
+
+    def __init__(self, names: Sequence[str], kinds: Sequence[Kind], rows: Iterable[Sequence[Text]], more: str) -> None:
+        """`more`: how to see the columns that were left out."""
+        self._names, self._kinds, self._more = names, kinds, more
+        self._cells = list(zip(*rows, strict=True)) or [()] * len(names)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        table, left_out = _fitted(self._names, self._kinds, self._cells, options.max_width)
+        yield table
+        if left_out:
+            yield Text(f"not shown: {', '.join(left_out)} ({self._more})", style="dim")
 
 
 class RowTables:
     """Prints rows as tables that fit the console, one for each call, with the same columns as the first.
 
-    Numbers, times and names are never cut; texts are, down to TEXT_MIN characters. Columns that do not fit beside the
-    others are left out, from the last on. `vertical`: print each row as a block, one line for each column, instead.
+    Numbers, times, names and the values of the columns `whole` are never cut; other texts are, down to TEXT_MIN
+    characters. Columns that do not fit beside the others are left out, from the last on. If no column fits, or with
+    `vertical`, each row is a block with one line for each column.
     """
 
-    def __init__(self, console: Console, *, vertical: bool = False) -> None:
-        self._console, self._vertical, self._printed = console, vertical, 0
+    def __init__(self, console: Console, *, vertical: bool = False, whole: Collection[str] = ()) -> None:
+        self._console, self._vertical, self._whole, self.printed = console, vertical, whole, 0
         self._given: Sequence[str] = ()
-        self._names: Sequence[str] = ()
         self.left_out: Sequence[str] = ()
         """Columns that did not fit."""
 
     def print(self, rows: pa.Table) -> None:
         """Print `rows`; without rows, the names of the columns."""
+        if rows.column_names != self._given:  # the first rows, or the columns have changed
+            self._given, self.left_out = rows.column_names, ()
+        shown = rows.drop_columns(list(self.left_out))
+        whole = [field.name in self._whole for field in shown.schema]
+        kinds: list[Kind] = [
+            "name" if named and _kind(field.type) == "text" else _kind(field.type)
+            for field, named in zip(shown.schema, whole, strict=True)
+        ]
+        cells = [
+            [cell(value, _WHOLE if named else CELL_WIDTH, grouped=False) for value in shown_values(column, "table")]
+            for column, named in zip(shown.columns, whole, strict=True)
+        ]
+        table, left_out = _fitted(shown.column_names, kinds, cells, self._console.width)
+        self._vertical = self._vertical or 0 < shown.num_columns == len(left_out)
         if self._vertical:
             self._print_blocks(rows)
             return
-        fresh = rows.column_names != self._given  # the first rows, or the columns have changed
-        if fresh:
-            self._given, self._names = rows.column_names, rows.column_names
-        shown = rows.select(list(self._names))
-        cells = [[cell(value, grouped=False) for value in shown_values(each, "table")] for each in shown.columns]
-        cut = [_may_be_cut(field.type) for field in shown.schema]
-        widths = _widths(shown.column_names, cells, cut, self._console.width - EDGES)
-        if fresh:
-            self._names, self.left_out = rows.column_names[: len(widths)], rows.column_names[len(widths) :]
-        table = plain_table()
-        for name, width, left in zip(self._names, widths, cut, strict=False):
-            justify: Literal["left", "right"] = "left" if left else "right"
-            table.add_column(Text(name), justify=justify, width=width, no_wrap=True, overflow="ellipsis")
-        for row in zip(*cells[: len(widths)], strict=True):
-            table.add_row(*row)
+        self.left_out = [*left_out, *self.left_out]
+        self.printed += rows.num_rows
         self._console.print(table)
 
     def _print_blocks(self, rows: pa.Table) -> None:
         wide = max(map(cell_len, rows.column_names), default=0)
         for row in shown_rows(rows, "table"):
-            self._printed += 1
-            self._console.out(f"-[ row {self._printed} ]".ljust(wide + 3, "-"), highlight=False)
+            self.printed += 1
+            self._console.out(f"-[ row {self.printed} ]".ljust(wide + 3, "-"), highlight=False)
             for name, value in row.items():
                 text = cell(value, _WHOLE, grouped=False).plain
                 self._console.out(f"{name}{' ' * (wide - cell_len(name))} | {text}", highlight=False)
 
 
-def _may_be_cut(kind: pa.DataType) -> bool:
-    return not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+def _kind(kind: pa.DataType) -> Kind:
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        return "number"
+    return "name" if pa.types.is_temporal(kind) or pa.types.is_boolean(kind) else "text"
 
 
-def _widths(names: Sequence[str], cells: Sequence[Sequence[Text]], cut: Sequence[bool], room: int) -> list[int]:
-    """Return the widths of the columns that fit into `room` characters, at least one, from the first on.
+def _fitted(
+    names: Sequence[str], kinds: Sequence[Kind], cells: Sequence[Sequence[Text]], room: int
+) -> tuple[Table, list[str]]:
+    """Return the columns that fit into `room` characters as a table, and the names of the others."""
+    widths, table = _widths(names, kinds, cells, room - EDGES), plain_table()
+    for at, width in widths.items():
+        justify: Literal["left", "right"] = "right" if kinds[at] == "number" else "left"
+        wraps = kinds[at] == "words"
+        overflow: Literal["fold", "ellipsis"] = "fold" if wraps else "ellipsis"
+        table.add_column(Text(names[at]), justify=justify, width=width, no_wrap=not wraps, overflow=overflow)
+    for row in zip(*(cells[at] for at in widths), strict=True):
+        table.add_row(*row)
+    return table, [name for at, name in enumerate(names) if at not in widths]
 
-    `cut`: whether the cells of a column may be cut to TEXT_MIN characters. Room that is left goes to those columns.
+
+def _widths(names: Sequence[str], kinds: Sequence[Kind], cells: Sequence[Sequence[Text]], room: int) -> dict[int, int]:
+    """Return the widths of the columns that fit, by their places.
+
+    Columns of words come first, with the width of their longest word. The others fit from the first on. Room that is
+    left goes to the columns that are cut or wrapped.
     """
-    wanted = [
-        max(cell_len(name), *(each.cell_len for each in column), 1) for name, column in zip(names, cells, strict=True)
-    ]
-    widths: list[int] = []
-    for name, want, short in zip(names, wanted, cut, strict=True):
-        least = min(want, max(cell_len(name), TEXT_MIN)) if short else want
-        if widths and sum(widths) + least + GAP * len(widths) > room:
+    wanted, widths = list[int](), dict[int, int]()
+    for at, (name, kind, column) in enumerate(zip(names, kinds, cells, strict=True)):
+        wanted.append(max(cell_len(name), *(each.cell_len for each in column), 1))
+        if kind == "words":
+            words = (cell_len(word) for each in column for word in each.plain.split())
+            widths[at] = min(room, max(cell_len(name), TEXT_MIN, *words))
+    left = room + GAP - sum(width + GAP for width in widths.values())
+    for at, (name, kind, want) in enumerate(zip(names, kinds, wanted, strict=True)):
+        if kind == "words":
+            continue
+        least = min(want, max(cell_len(name), TEXT_MIN)) if kind == "text" else want
+        if least + GAP > left:
             break
-        widths.append(least)
-    left = room - sum(widths) - GAP * (len(widths) - 1)
-    lacking = sorted((want - width, at) for at, (want, width) in enumerate(zip(wanted, widths, strict=False)))
+        widths[at], left = least, left - least - GAP
+    lacking = sorted((wanted[at] - width, at) for at, width in widths.items())
     for place, (lacks, at) in enumerate(lacking):
         given = max(0, min(lacks, left // (len(lacking) - place)))
         widths[at], left = widths[at] + given, left - given
-    return widths
+    return dict(sorted(widths.items()))
 
 
 # ---- for programs --------------------------------------------------------------------------------------------------
@@ -274,13 +307,20 @@ def in_parts(rows: pa.Table) -> Iterator[pa.Table]:
 
 
 def print_rows(
-    names: Sequence[str], rows: Iterable[pa.Table], form: str, console: Console, *, vertical: bool = False
+    names: Sequence[str],
+    rows: Iterable[pa.Table],
+    form: str,
+    console: Console,
+    *,
+    vertical: bool = False,
+    whole: Collection[str] = (),
 ) -> tuple[int, Sequence[str]]:
     """Print rows with the columns `names` as they arrive. Return their number, and the columns that did not fit.
 
+    `whole`: columns whose texts are not cut, such as the key.
     `form`: "table" (one `RowTables` per ROWS_PER_PART rows), "json" (one list), "ndjson" (one line per row) or "csv".
     """
-    tables = RowTables(console, vertical=vertical)
+    tables = RowTables(console, vertical=vertical, whole=whole)
     writer = csv.writer(sys.stdout)
     if form == "csv":
         writer.writerow(names)

@@ -51,12 +51,13 @@ def query(call: Call, query: Query, form: str, *, vertical: bool = False, explai
     """
     _check(query)
     explanations: list[Explanation] = []
-    rows = _run(open_for_reading(call), query, explanations.append if explain else None)
+    reader = open_for_reading(call)
+    rows = _run(reader, query, explanations.append if explain else None)
     table = form == "table"
     nested = [field.name for field in rows.schema if pa.types.is_nested(field.type)]
     hidden = nested if table and not vertical and not query.columns else []
     shown = rows.drop_columns(hidden)
-    _, left_out = print_rows(shown.column_names, [shown], form, call.console, vertical=vertical)
+    _, left_out = print_rows(shown.column_names, [shown], form, call.console, vertical=vertical, whole=reader.key)
     if table:
         _note_rows(call, rows.num_rows, [*left_out, *hidden])
     for explanation in explanations:
@@ -185,7 +186,8 @@ def select(
 
     def print_query(table: Readable, text: str, vertical: bool) -> tuple[int, Sequence[str]]:
         with table.sql(text, level=level) as rows:
-            return print_rows(rows.schema.names, _gathered(rows, limit), form, call.console, vertical=vertical)
+            found, names = _gathered(rows, limit), rows.schema.names
+            return print_rows(names, found, form, call.console, vertical=vertical, whole=table.key)
 
     if query is None:
         from memwal.ingest.cli.shell import shell

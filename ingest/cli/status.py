@@ -15,7 +15,7 @@ from rich.text import Text
 from memwal import wal
 from memwal.ingest.cli.command import Call
 from memwal.ingest.cli.open import open_for_reading
-from memwal.ingest.cli.print import plain_table, ranges, write_json
+from memwal.ingest.cli.print import FittedTable, Kind, ranges, write_json
 from memwal.ingest.engine.table.pauses import text_of
 from memwal.ingest.service.client.remote import RemoteTable
 from memwal.ingest.service.ops import skew
@@ -25,31 +25,34 @@ REFRESH = 1.0
 """Seconds between two refreshes of `--watch`."""
 
 
-def show(call: Call, *, as_json: bool, watch: bool) -> int:
+def show(call: Call, *, as_json: bool, watch: bool, limit: int | None = None) -> int:
     """Print the status once, or with `watch` every second until interrupted.
 
+    `limit`: regions in the table.
     On a terminal, `watch` redraws in place; elsewhere, and as JSON, it prints every refresh (JSON: one line each).
     Raises: Invalid if the table does not exist.
     """
     if not watch:
-        _print(current(call), call.console, as_json=as_json)
+        _print(current(call), call.console, limit, as_json=as_json)
         return 0
     console, clock = call.console, wal.SystemClock()
     if as_json or not console.is_terminal:
         while True:
-            _print(current(call), console, as_json=as_json, indent=None)
+            _print(current(call), console, limit, as_json=as_json, indent=None)
             clock.sleep(REFRESH)
-    with Live(render(current(call)), console=console, auto_refresh=False) as live:
+    with Live(render(current(call), limit), console=console, auto_refresh=False) as live:
         while True:
             clock.sleep(REFRESH)
-            live.update(render(current(call)), refresh=True)
+            live.update(render(current(call), limit), refresh=True)
 
 
-def _print(status: Mapping[str, Any], console: Console, *, as_json: bool, indent: int | None = 2) -> None:
+def _print(
+    status: Mapping[str, Any], console: Console, limit: int | None, *, as_json: bool, indent: int | None = 2
+) -> None:
     if as_json:
         write_json(status, indent=indent)
     else:
-        console.print(render(status))
+        console.print(render(status, limit))
 
 
 def current(call: Call) -> dict[str, Any]:
@@ -61,15 +64,15 @@ def current(call: Call) -> dict[str, Any]:
     return table.status()
 
 
-def render(status: Mapping[str, Any]) -> RenderableType:
-    """Return a status as text and a table for people."""
-    table = plain_table()
-    for name in ("region", "id", "epoch", "WAL", "flushed", "gen", "in memory", "SSTs", "behind"):
-        table.add_column(name, justify="left" if name == "id" else "right", no_wrap=True)
-    for region in status["regions"]:
+def render(status: Mapping[str, Any], limit: int | None = None) -> RenderableType:
+    """Return a status as text and a table of at most `limit` regions for people."""
+    names = ("region", "id", "epoch", "WAL", "flushed", "gen", "in memory", "SSTs", "behind")
+    kinds: list[Kind] = ["name" if name == "id" else "number" for name in names]
+    rows, more = list[list[Text]](), len(status["regions"][limit:]) if limit else 0
+    for region in status["regions"][:limit]:
         waiting = sum(not sst["committed"] for sst in region["ssts"])
         behind = region["behind"]  # of the oldest row that is not in the base table; only an owner knows it
-        table.add_row(
+        row = (
             str(region["bucket"]),
             UUID(region["id"]).hex[:8],
             str(region["epoch"]),
@@ -80,6 +83,7 @@ def render(status: Mapping[str, Any]) -> RenderableType:
             f"{len(region['ssts'])} ({waiting} pending)" if waiting else str(len(region["ssts"])),
             "-" if behind is None else f"{behind['committed']:.1f} s",
         )
+        rows.append([Text(value) for value in row])
     routing = f"{len(status['regions'])} regions claimed, routing version {status.get('routing', 1)}"
     head = f"{status['table']}: version {status['base_version']}, {status['rows']:,} rows committed, {routing}"
     troubles = [
@@ -95,12 +99,14 @@ def render(status: Mapping[str, Any]) -> RenderableType:
     ]
     above = [head, *_ttl(status), *_owners(status), *paused]
     skewed = [text] if (text := skew.measured(status["regions"])) else []
-    below = [*troubles, *skewed, pending(status)]
+    rest = [f"{more:,} more regions; --limit {len(status['regions'])} shows them"] if more else []
+    below = [*rest, *troubles, *skewed, pending(status)]
     if (measured := status.get("storage")) is not None:
         below.append(space_line(measured["bytes"], measured["factor"], measured["time"]))
     if sealed := sum(bool(region.get("sealed")) for region in status["regions"]):
         again = "if it was interrupted, run `memwal regions resize` again"
         below.append(f"resize in progress: {sealed} regions are sealed; {again}")
+    table = FittedTable(names, kinds, rows, "--json prints them")
     return Group(Text("\n".join(above)), table, Text("\n".join(below)))
 
 

@@ -37,14 +37,18 @@ def tail(
     """
     table = open_for_reading(call)
     changes = table.changes(_since(since), images=images, columns=columns, follow=follow)
-    printer = _Printer(changes, form, RowTables(call.console, vertical=vertical), limit)
+    tables = RowTables(call.console, vertical=vertical, whole=table.key)
+    printer = _Printer(changes, form, tables, limit)
     with suppress(KeyboardInterrupt):  # ends a tail that follows
         printer.run()
     if not call.console.is_quiet:
-        if printer.tables.left_out:
-            print(f"not shown: {', '.join(printer.tables.left_out)} (--columns, or -x)", file=sys.stderr)
+        others = f"; not shown: {', '.join(tables.left_out)} (--columns, or -x)" if tables.left_out else ""
         again = f" and repeats {count(printer.repeated, 'row')}" if printer.repeated else ""
-        print(f"--since '{json.dumps(printer.position)}' continues from here{again}", file=sys.stderr)
+        for line in (
+            *([f"{count(tables.printed, 'row')}{others}"] if form == "table" else []),
+            f"--since '{json.dumps(printer.position)}' continues from here{again}",  # also if it is wrapped
+        ):
+            print(call.console.wrapped(line) if sys.stderr.isatty() else line, file=sys.stderr)
     return 0
 
 
@@ -58,21 +62,26 @@ class _Printer:
     def __init__(self, changes: Changes, form: str, tables: RowTables, limit: int | None) -> None:
         self._changes, self._form, self.tables, self._left = changes, form, tables, limit
         self._head: list[str] = []
+        self._printed = False
         self.position, self.repeated = changes.position, 0
 
     def run(self) -> None:
-        """Print until the end of the changes or the limit."""
+        """Print until the end of the changes or the limit; without changes, the names of the columns."""
+        schema = self._changes.schema
         for batch in self._changes:
             printed = 0
             for part in in_parts(pa.Table.from_batches([batch])):
                 wanted = part if self._left is None else part.slice(0, self._left)
                 self._print(wanted)
                 printed += wanted.num_rows
+                self._printed = True
                 if self._left is not None:
                     self._left -= wanted.num_rows
                 self._note(batch, printed)
             if self._left == 0:
                 return
+        if not self._printed:
+            self._print(schema.empty_table())
         self.position = self._changes.position
 
     def _note(self, batch: pa.RecordBatch, printed: int) -> None:

@@ -74,7 +74,7 @@ COMMANDS = {
     "serve": {"config", "on-spark", "take-over"},
     "init": {"config"},
     "load": {"config", "files", "token", "format", "missing", "dry-run", "follow", "json"},
-    "status": {"config", "json", "watch"},
+    "status": {"config", "json", "limit", "watch"},
     "query": {
         *("config", "key", "filter", "near", "match", "columns", "limit", "offset", "order-by", "level", "format"),
         *("metric", "nprobes", "refine-factor", "distance-range", "vertical", "explain"),

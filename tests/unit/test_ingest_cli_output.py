@@ -229,6 +229,20 @@ def test_nothing_is_cut_at_80_columns(place: str) -> None:
     assert row[2:] == ["12", "1234567", "1234000", "4321", "1,000,000", "0", "27.5", "s"]
 
 
+def test_a_column_of_larger_numbers_is_left_out_and_not_cut() -> None:
+    regions = [region(bucket, FIRST, wal_position=10**12 + 7, generation=10**9 + 7) for bucket in range(5)]
+    status = {"table": "t", "base_version": 1, "rows": 0, "regions": regions}
+    lines = printed(status)
+    assert sum("1000000000007" in line and "1000000007" in line for line in lines) == 5
+    assert "not shown: behind (--json prints them)" in lines
+    assert max(map(len, lines)) <= 80
+    assert not any("…" in line for line in lines)
+    out = io.StringIO()
+    Console(file=out, width=80, emoji=False).print(cli_status.render(status, 2))
+    assert out.getvalue().count("1000000000007") == 2
+    assert "3 more regions; --limit 5 shows them" in out.getvalue()
+
+
 def test_regions_that_nobody_serves_say_who_did() -> None:
     status = {"table": "t", "base_version": 1, "rows": 0, "regions": [region(0, None)], "served_last_by": [FIRST]}
     lines = printed(status)

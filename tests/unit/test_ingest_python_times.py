@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from rich.console import Console
 
-from memwal.ingest.cli.print import as_rich
+from memwal.ingest.cli.print import RowTables
 from memwal.ingest.engine.api.results import python_rows, python_values
 
 FAR = pa.array([2**60, None, 0])
@@ -51,7 +51,7 @@ def test_text_that_is_not_utf8_is_still_refused() -> None:
 
 
 def test_query_prints_a_table_with_such_a_time() -> None:
-    shown = as_rich(pa.table({"id": [1], "at": FAR.view(pa.timestamp("us"))[:1]}))
+    rows = pa.table({"id": [1], "at": FAR.view(pa.timestamp("us"))[:1]})
     console = Console(file=io.StringIO(), width=100)
-    console.print(shown)
+    RowTables(console).print(rows)
     assert "38504-08-17T21:30:06" in cast("io.StringIO", console.file).getvalue()

@@ -35,7 +35,8 @@ class Figures:
     `rows`: rows of finished micro-batches. `repeated`: rows that their region had applied before. `bad`: rows that no
     region received. `letters`: dead letters written for them.
     `seconds`: from the start of the query to the last ack. `ack_*`: from a stream's closing message to the ack, one
-    value per region and micro-batch. `queryable_*`: from a row's landing in the source to its ack. These times are
+    value per region and micro-batch. `batch_*`: `BatchReceipt.seconds` of micro-batches with rows.
+    `queryable_*`: from a row's landing in the source to its ack. These times are
     known for the oldest and the newest row of a region in a micro-batch; the median uses their mean.
     """
 
@@ -49,6 +50,8 @@ class Figures:
     queryable_p50: float
     queryable_max: float
     by_region: dict[str, int]
+    batch_p50: float
+    batch_max: float
     bad: int = 0
     letters: int = 0
 
@@ -72,6 +75,7 @@ class RunMeter:
         self._began = self._last = clock.monotonic()
         self._by_region: Counter[str] = Counter()
         self._acks: deque[float] = deque(maxlen=KEPT)
+        self._batches: deque[float] = deque(maxlen=KEPT)
         # Of each region and micro-batch: the mean of its oldest and newest row, the oldest row, the number of rows.
         self._waits: deque[tuple[float, float, int]] = deque(maxlen=KEPT)
         self.rows = self.repeated = self.micro_batches = 0
@@ -105,6 +109,8 @@ class RunMeter:
         self.bad += receipt.bad
         self.letters += receipt.letters
         self.batch_id = receipt.batch_id
+        if receipt.regions:
+            self._batches.append(receipt.seconds)
         waits, landed = [], []
         for region in receipt.regions:
             self.rows += region.rows
@@ -130,6 +136,7 @@ class RunMeter:
         with self._lock:
             waits = np.array(list(self._waits) or [(np.nan, np.nan, 1)])
             acks = np.array(list(self._acks) or [np.nan])
+            batches = np.array(list(self._batches) or [np.nan])
             # The median of the rows: the smallest wait with at least half of the rows at or below it.
             ordered = waits[np.argsort(waits[:, 0])]
             covered = np.cumsum(ordered[:, 2])
@@ -144,6 +151,8 @@ class RunMeter:
                 queryable_p50=float(ordered[np.searchsorted(covered, covered[-1] / 2), 0]),
                 queryable_max=float(waits[:, 1].max()),
                 by_region=dict(self._by_region),
+                batch_p50=float(np.percentile(batches, 50)),
+                batch_max=float(batches.max()),
                 bad=self.bad,
                 letters=self.letters,
             )

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
-from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -21,10 +20,10 @@ from memwal.ingest.spark.pipeline.metrics import Figures
 from memwal.memtable import IndexSpec
 from memwal.wal import Clock
 
-ROWS_SHOWN = 3
+ROWS_SHOWN = 2
 _SAMPLE = 32
 _WIDTH = 80
-_NARROW = 22
+_NARROW, _PADDING = 12, 2
 _COLUMNS_SHOWN = 4
 _WORD = re.compile(r"[A-Za-z]{4,}")
 
@@ -41,25 +40,19 @@ def print_report(
         count = f"{found.num_rows:,} row{'' if found.num_rows == 1 else 's'}"
         title = f"[bold]{query.name}[/]  {escape(query.words)}  [dim]{count}, {seconds * 1e3:.1f} ms[/]"
         console.print(title, soft_wrap=True, highlight=False)
-        shown = Table(box=None, header_style="dim", padding=(0, 1), width=min(_WIDTH, console.width))
+        shown = Table(box=None, header_style="dim", padding=(0, 1))
         head = found.slice(0, ROWS_SHOWN)
-        # The column with the longest texts gets the width that the other columns leave.
-        lengths = {name: sum(len(str(value)) for value in python_values(head[name])) for name in head.column_names}
-        widest = max(lengths, key=lambda name: lengths[name], default="")
-        for field in found.schema:
-            number = pa.types.is_integer(field.type) or pa.types.is_floating(field.type)
-            shown.add_column(
-                field.name,
-                no_wrap=True,
-                overflow="ellipsis",
-                justify="right" if number else "left",
-                ratio=1 if field.name == widest else None,
-                max_width=None if field.name == widest else _NARROW,
-            )
-        for row in python_rows(head):
-            shown.add_row(*(_cell(value) for value in row.values()))
+        texts = {name: [_text(value) for value in python_values(head[name])] for name in head.column_names}
+        whole = {field.name for field in head.schema if not pa.types.is_string(field.type)} | set(table.key)
+        widths = _widths(texts, whole, min(_WIDTH, console.width))
+        for name, width in widths.items():
+            kind = head.schema.field(name).type
+            number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
+            justify: Literal["left", "right"] = "right" if number else "left"
+            shown.add_column(Text(name), no_wrap=True, overflow="ellipsis", justify=justify, width=width)
+        for row in zip(*(texts[name] for name in widths), strict=True):
+            shown.add_row(*map(Text, row))
         console.print(shown)
-        console.print()
 
 
 # ---- figures -------------------------------------------------------------------------------------------------------
@@ -70,16 +63,14 @@ def figures_table(figures: Figures, status: Mapping[str, Any]) -> Table:
     regions = status["regions"]
     lines = _stream_lines(figures) if figures.micro_batches else {"rows in": "0: the source holds nothing new"}
     lines |= {
-        "WAL entries": f"{sum(region['wal_position'] for region in regions):,} in {len(regions)} regions",
-        "SSTs": f"{sum(region['generation'] - 1 for region in regions):,} flushed, "
-        f"{sum(not sst['committed'] for region in regions for sst in region['ssts']):,} not committed",
-        "base table": f"version {status['base_version']}, {status['rows']:,} rows",
+        "table": f"version {status['base_version']}, {status['rows']:,} rows in {len(regions)} regions; "
+        f"{sum(not sst['committed'] for region in regions for sst in region['ssts']):,} SSTs not committed",
     }
     shown = Table(
         title=Text(str(status["table"])),
         title_style="bold",
         title_justify="left",
-        box=box.SIMPLE_HEAD,
+        box=None,
         show_header=False,
     )
     shown.add_column(style="dim")
@@ -93,9 +84,7 @@ def _stream_lines(figures: Figures) -> dict[str, str]:
     repeated = f", {figures.repeated:,} of them applied before" if figures.repeated else ""
     none = "not measured: no row was sent"
     acks = f"p50 {_ms(figures.ack_p50)}, p99 {_ms(figures.ack_p99)} from the last row sent"
-    waits = f"p50 {_ms(figures.queryable_p50)}, max {_ms(figures.queryable_max)} from its landing in the source"
-    if math.isnan(figures.queryable_max):
-        waits = "not measured: the source has no times"
+    waits = f"p50 {_ms(figures.batch_p50)}, max {_ms(figures.batch_max)} without waiting for the trigger"
     kept = f", {figures.letters:,} new dead letters" if figures.letters else ", no new dead letter"
     batches = "micro-batch" if figures.micro_batches == 1 else "micro-batches"
     bad = {"bad rows": f"{figures.bad:,} left out{kept}"} if figures.bad else {}
@@ -104,7 +93,7 @@ def _stream_lines(figures: Figures) -> dict[str, str]:
         **bad,
         "rows per second": f"{figures.rows_per_second:,.0f} over {figures.seconds:.1f} s, from start to last ack",
         "put ack": acks if figures.rows else none,
-        "event to queryable": waits if figures.rows else none,
+        "batch to queryable": waits if figures.rows else none,
     }
 
 
@@ -178,7 +167,21 @@ def _literal(value: object) -> str:
     return str(value) if isinstance(value, int | float) else "'" + str(value).replace("'", "''") + "'"
 
 
-def _cell(value: object) -> str:
+def _text(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
-    return "" if value is None else escape(str(value))
+    return "" if value is None else str(value)
+
+
+def _widths(texts: Mapping[str, list[str]], whole: set[str], room: int) -> dict[str, int]:
+    """Return the widths of the columns that fit into `room` characters. Only columns outside of `whole` are cut."""
+    wanted = {name: max(map(cell_len, [name, *values])) for name, values in texts.items()}
+    least = {name: want if name in whole else min(want, max(cell_len(name), _NARROW)) for name, want in wanted.items()}
+    widths = dict[str, int]()
+    for name in sorted(texts, key=lambda name: name not in whole):
+        if least[name] + _PADDING <= room:
+            widths[name], room = least[name], room - least[name] - _PADDING
+    for name in widths:
+        given = min(room, wanted[name] - widths[name])
+        widths[name], room = widths[name] + given, room - given
+    return {name: widths[name] for name in texts if name in widths}

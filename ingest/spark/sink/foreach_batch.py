@@ -128,6 +128,7 @@ class MemWalSink:
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         """Write one micro-batch; Spark calls this."""
+        began = self._clock.monotonic()
         try:
             with tracing.span("memwal.micro_batch", batch_id=batch_id) if tracing.on else tracing.OFF as span:
                 receipt = self._written(frame, batch_id)
@@ -137,7 +138,7 @@ class MemWalSink:
             raise self.failure from None
         self.failure = None
         if self._on_batch is not None:
-            self._on_batch(receipt)
+            self._on_batch(replace(receipt, seconds=self._clock.monotonic() - began))
 
     def expect_columns(self, columns: Sequence[str]) -> None:
         """Raise Invalid if `columns` lack columns of the table, and `sink.missing` does not decide their values."""

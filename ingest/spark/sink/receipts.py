@@ -78,6 +78,8 @@ class BatchReceipt:
     """Newly written dead letters; fewer than `bad` if some existed already."""
     reasons: str = ""
     """The most frequent reasons of bad rows."""
+    seconds: float = 0.0
+    """From the call of the sink, before the rows are read, until every region has acknowledged its rows."""
 
     @property
     def rows(self) -> int:
