@@ -301,9 +301,18 @@ _MEANT = {
     "select": "columns",
     "fields": "columns",
     "top_k": "k",
+    "top": "k",
+    "limit": "k",
     "n": "k",
     "query": "text",
     "primary_key": "key",
+    "keys": "key",
+    "rows": "data",
+    "data": "rows",
+    "set": "values",
+    "from_": "since",
+    "starting_version": "since",
+    "path": "uri",
     "index": "indexes",
 }
 """Argument names of other libraries, and the corresponding names of memwal."""

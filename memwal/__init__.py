@@ -59,6 +59,14 @@ _LAZY = {
     "Token": ("memwal.ingest.engine.api.tokens", "Token"),
 }
 
+_ELSEWHERE = {
+    **dict.fromkeys(("create_table", "create", "Table", "table"), 'call memwal.open(uri, data=rows, key="id")'),
+    **dict.fromkeys(("read", "read_table", "load", "scan", "dataset"), "call memwal.open(uri, read_only=True)"),
+    **dict.fromkeys(("sql", "query", "search"), "open a table, and call this method of the table"),
+    **dict.fromkeys(("Client", "client"), 'call memwal.connect("grpc://host:port")'),
+}
+"""Names that people try, and what to use."""
+
 
 def __getattr__(name: str) -> Any:
     """Load the heavy parts (Lance, faiss, Spark) when they are first asked for: errors and settings need none."""
@@ -69,8 +77,8 @@ def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         from memwal.ingest.suggest import suggestion
 
-        near = suggestion(name, __all__) if name.isidentifier() and not name.startswith("_") else ""
-        raise AttributeError(f"module 'memwal' has no attribute {name!r}{near}", name=name)
+        hint = suggestion(name, __all__, elsewhere=_ELSEWHERE) if name.isidentifier() and name[0] != "_" else ""
+        raise AttributeError(f"module 'memwal' has no attribute {name!r}{hint}", name=name)
     from importlib import import_module
 
     module, attribute = _LAZY[name]

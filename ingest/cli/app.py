@@ -649,7 +649,7 @@ def main() -> NoReturn:
         without_pandas()
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # an escaped character is better than half a result
-    sys.exit(exit_code(lambda: app(standalone_mode=False)))
+    sys.exit(exit_code(lambda: app(prog_name="memwal", standalone_mode=False)))
 
 
 if __name__ == "__main__":

@@ -18,10 +18,12 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
+import typer.core
 from rich.console import Console, RenderableType
 from rich.status import Status
 
 from memwal.ingest.errors import Internal, Invalid, MemWalError, classify
+from memwal.ingest.suggest import near
 
 if TYPE_CHECKING:
     from memwal.ingest.settings.load import Settings
@@ -29,6 +31,28 @@ if TYPE_CHECKING:
 C = TypeVar("C", bound=Callable[..., Any])
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="print results and errors, but no progress, hints or notes")]
 
+_COMMANDS = {
+    **dict.fromkeys(("put", "insert", "upsert", "import", "write", "copy"), "write memwal load CONFIG FILES"),
+    **dict.fromkeys(("select", "get", "find", "search", "scan", "read", "head", "show"), "write memwal query CONFIG"),
+    **dict.fromkeys(("watch", "follow", "subscribe", "consume", "changes", "cdc"), "write memwal tail CONFIG"),
+    **dict.fromkeys(("create", "new"), "write memwal config new CONFIG --from FILE, then memwal init CONFIG"),
+    **dict.fromkeys(("ls", "list", "info", "describe"), "write memwal status CONFIG, or memwal inspect PATH"),
+    **dict.fromkeys(("history", "versions"), "write memwal log CONFIG"),
+    **dict.fromkeys(("start", "stream", "ingest"), "write memwal run CONFIG, or memwal serve CONFIG"),
+    **dict.fromkeys(("vacuum", "cleanup"), "write memwal gc CONFIG"),
+    **dict.fromkeys(("compact", "optimize", "merge"), "write memwal commit CONFIG"),
+    "version": "write memwal --version",
+    "help": "write memwal --help",
+}
+"""Commands of other programs, and what to write instead."""
+_OPTIONS = {
+    "--where": "--filter",
+    **dict.fromkeys(("--sort", "--sort-by", "--order"), "--order-by"),
+    **dict.fromkeys(("--select", "--fields"), "--columns"),
+    **dict.fromkeys(("--output", "--out", "-o"), "--format"),
+    **dict.fromkeys(("-n", "-k", "--top", "--head", "--max"), "--limit"),
+}
+"""Options of other programs, and those of memwal."""
 _QUIET: ContextVar[bool] = ContextVar("memwal_quiet", default=False)
 
 
@@ -104,8 +128,22 @@ class Call:
 # ---- --quiet ---------------------------------------------------------------------------------------------------------
 
 
+class _Group(typer.core.TyperGroup):
+    """A group that answers an unknown command with the command that is meant."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        found = super().get_command(ctx, cmd_name)
+        if found is None and not (ctx.resilient_parsing or cmd_name.startswith("-")):
+            elsewhere = {} if ctx.parent else _COMMANDS
+            ctx.fail(f"No such command {cmd_name!r}{near(cmd_name, self.commands, elsewhere=elsewhere)}")
+        return found
+
+
 class Commands(typer.Typer):
     """A group of commands that all have `--quiet`."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(cls=_Group, suggest_commands=False, **options)
 
     def command(self, name: str | None = None, **options: Any) -> Callable[[C], C]:
         """Register a function as a command, with `--quiet` after its own options."""
@@ -161,12 +199,24 @@ def _report(error: BaseException) -> int:
     usage = getattr(error, "format_message", None)
     if usage is not None and not usage():
         return Invalid.exit_code  # no command was given: Typer has printed the help already
-    found: MemWalError = Invalid(f"{usage()} (see memwal --help)") if usage is not None else classify(error)
+    found: MemWalError = (
+        classify(error) if usage is None else Invalid(f"{_usage(error)} (see {error.ctx.command_path} --help)")
+    )
     for line in lines_of(found):
         print(f"memwal: {line}", file=sys.stderr)
     if os.environ.get("MEMWAL_TRACEBACK"):
         raise error
     return found.exit_code
+
+
+def _usage(error: Any) -> str:
+    """Return the text of a wrong command line: what is wrong, and what is meant."""
+    if hasattr(error, "possibilities"):  # an unknown option
+        options = [option for each in error.ctx.command.params for option in each.opts]
+        elsewhere = {name: f"write {meant}" for name, meant in _OPTIONS.items() if meant in options}
+        return f"No such option {error.option_name!r}{near(error.option_name, options, '{}', elsewhere)}"
+    said: str = error.format_message()
+    return f"{said.rstrip('.')}: {error.param.help}" if hasattr(error, "param_type") else said  # a missing argument
 
 
 def lines_of(error: MemWalError) -> tuple[str, ...]:

@@ -138,7 +138,8 @@ def _read(path: Path) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
         return tomllib.loads(text)
     except OSError as error:
-        raise Invalid(f"{path}: {error.strerror}; give the path of a TOML file") from None
+        remedy = f"; memwal config new FILE --from {path} writes one" if path.is_dir() else ""
+        raise Invalid(f"{path}: {error.strerror}; give the path of a TOML file{remedy}") from None
     except UnicodeDecodeError as error:
         raise Invalid(f"{path}: byte {error.start} is not UTF-8; save the file as UTF-8 text") from None
     except tomllib.TOMLDecodeError as error:

@@ -170,7 +170,7 @@ def test_wrong_input_is_one_line_and_exit_code_2(
         f"memwal: {uri}: the table does not exist; `memwal init` or `memwal run` creates it",
     )
     open_small().close()
-    version = lance.dataset(uri).version
+    version, formats = lance.dataset(uri).version, "Parquet, CSV, NDJSON, Arrow files, Lance tables"
     for arguments, said in (
         ((tmp_path / "a.csv",), f"memwal: {tmp_path}/a.csv: row 2, column 'price': 'x' is not a valid int64"),
         ((tmp_path / "b.csv",), f"memwal: {tmp_path}/b.csv: the file does not exist"),
@@ -178,7 +178,7 @@ def test_wrong_input_is_one_line_and_exit_code_2(
             (tmp_path / "a.csv", "--token", " "),
             "memwal: --token ' ': write 1 to 200 printable characters, such as books-2026-11-25",
         ),
-        ((), "memwal: Missing argument 'FILES...'. (see memwal --help)"),
+        ((), f"memwal: Missing argument 'FILES...': {formats}; globs; local or s3:// (see memwal load --help)"),
     ):
         ran = cli("load", config, *arguments)
         assert (ran.code, ran.err.splitlines()[-1], ran.out) == (2, said, "")

@@ -21,8 +21,23 @@ from memwal.ingest.errors import Invalid, translate_errors
 
 _LANCEDBS = ("query", "query_type", "vector_column_name", "fts_columns")
 ELSEWHERE = {
-    **dict.fromkeys(("insert", "upsert", "append"), "call put(rows)"),
-    **dict.fromkeys(("query", "select", "where", "filter"), "call search(), scan(columns, filter) or sql(query)"),
+    **dict.fromkeys(("insert", "upsert", "append", "write", "save", "produce", "send"), "call put(rows)"),
+    **dict.fromkeys(
+        ("query", "select", "where", "filter", "groupby", "join"), "call search(), scan(columns, filter) or sql(query)"
+    ),
+    **dict.fromkeys(("find", "fetch", "loc", "take", "lookup"), "call get(keys), or scan(filter=…)"),
+    **dict.fromkeys(("rows", "read", "iterrows", "itertuples", "collect", "values"), "call scan(), or to_pandas()"),
+    **dict.fromkeys(("show", "tail", "iloc", "sample", "limit"), "call head(n), or scan(order_by=…, limit=n)"),
+    **dict.fromkeys(
+        ("subscribe", "watch", "consume", "poll", "stream", "readStream", "cdf"),
+        'call changes(since="earliest", follow=True)',
+    ),
+    "history": 'call list_versions(), or changes(since="earliest")',
+    **dict.fromkeys(("columns", "dtypes", "shape", "describe", "info"), "use schema and count()"),
+    **dict.fromkeys(("name", "uri", "path"), 'status()["table"] has the location'),
+    **dict.fromkeys(("remove", "truncate", "clear"), 'call delete(keys), or delete(filter="true") for all rows'),
+    "drop": 'delete(filter="true") deletes all rows; to drop the table, close it and delete its directory',
+    **dict.fromkeys(("add_index", "index"), 'call create_index(column, kind), such as create_index("title", "fts")'),
     **dict.fromkeys(("compact_files", "compact"), "call optimize()"),
     **dict.fromkeys(("cleanup_old_versions", "vacuum"), "the settings [gc] say how long versions are kept"),
     **dict.fromkeys(

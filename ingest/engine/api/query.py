@@ -34,7 +34,10 @@ _ELSEWHERE = {
     "maximum_nprobes": "use nprobes(n)",
     "ef": "it belongs to HNSW, and indexes are ivf_pq",
     "use_lsm": "rows that are not committed are always included; level('committed') leaves them out",
-    "to_pydantic": "use to_list()",
+    **dict.fromkeys(("to_pydantic", "execute", "collect", "fetch", "all"), "use to_list(), to_arrow() or to_pandas()"),
+    **dict.fromkeys(("top", "k", "take", "head"), "use limit(n)"),
+    **dict.fromkeys(("filter", "prefilter"), "use where(filter)"),
+    **dict.fromkeys(("sort", "sort_by", "orderBy"), "use order_by(order)"),
 }
 
 

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NoReturn, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -119,6 +119,11 @@ class Reads(ABC):
         """The table's location and number of regions, as far as known without a request."""
 
     @property
+    def _shows(self) -> str:
+        """The level of reads without `level`."""
+        return "reads latest"
+
+    @property
     def _location(self) -> str:
         """The table's location, "" if unknown."""
         return ""
@@ -136,11 +141,17 @@ class Reads(ABC):
     def __bool__(self) -> bool:
         return True  # otherwise a table without rows would be false, and `if table` would count its rows
 
+    def __getitem__(self, row: Any) -> NoReturn:
+        raise TypeError("a table has no [ ]: call get(keys), scan(columns, filter) or head(n)")
+
+    def __iter__(self) -> NoReturn:
+        raise TypeError("a table is not iterable: iterate over scan(), which yields batches, or head(n).to_pylist()")
+
     def __repr__(self) -> str:
         key = f"key {', '.join(self.key)}" if self.key else "no key"
         names = self.schema.names
         columns = ", ".join(names[:_SHOWN]) + (f", … ({len(names)})" if len(names) > _SHOWN else "")
-        return f"<memwal.{type(self).__name__} {self._described}, {key}, columns {columns}, reads latest>"
+        return f"<memwal.{type(self).__name__} {self._described}, {key}, columns {columns}, {self._shows}>"
 
     @translate_errors
     def get(

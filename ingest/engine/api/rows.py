@@ -151,6 +151,8 @@ def _column(name: str, values: list[Any], schema: pa.Schema) -> pa.Array:
 
 def _refusal(value: Any, wanted: pa.DataType) -> Exception | None:
     """Return why a value does not fit a column of the type `wanted`; None if it does."""
+    if pa.types.is_fixed_size_list(wanted) and isinstance(value, list | tuple) and len(value) != wanted.list_size:
+        return ValueError(f"its length is {len(value)}; give {wanted.list_size} elements")
     try:
         column_of([value], wanted)
     except NOT_TAKEN as error:

@@ -113,6 +113,10 @@ class TableVersion(LanceDBForms):
         return f"{self.table._described}, version {self.version}"  # noqa: SLF001
 
     @property
+    def _shows(self) -> str:
+        return "read-only, reads committed"
+
+    @property
     def _location(self) -> str:
         return self.table._location  # noqa: SLF001
 

@@ -31,9 +31,10 @@ def find_or_create(
         return _fitting(settings, base), False
     wanted = schema if schema is not None else settings.arrow_schema()
     if not len(wanted) or not (table.key or table.append_only):
+        lacks = "name its key" if len(wanted) else "give its columns and its key"
         raise Invalid(
-            f"{table.uri}: no table is there; to create it, give its columns and its key, or its columns and "
-            "append_only = true (in Python key=()) for a table that has no key and keeps every row"
+            f'{table.uri}: table not found; to create it, {lacks}, such as key = ["id"] (for a table without a key, '
+            "which keeps every row: append_only = true, in Python key=())"
         )
     wanted, indexes = _with_key(wanted, table.key), settings.index_specs()
     row_schema(wanted, table.key)

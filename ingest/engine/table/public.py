@@ -108,6 +108,10 @@ class Table(LanceDBForms):
     def _described(self) -> str:
         return self._engine._described  # noqa: SLF001
 
+    @property
+    def _shows(self) -> str:
+        return self._engine._shows  # noqa: SLF001
+
     def _answer(self, read: str, level: str, /, **request: Any) -> Any:
         return self._engine._answer(read, level, **request)  # noqa: SLF001
 

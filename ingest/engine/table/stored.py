@@ -60,6 +60,10 @@ class StoredTable(LevelReads, LanceDBForms):
         """Release the log rows that reads keep in memory; later reads read them again."""
         self._levels.forget()
 
+    @property
+    def _shows(self) -> str:
+        return "read-only, reads durable"
+
     def _views(self, level: Level, keys: Any, *, again: bool) -> list[RegionView]:
         del keys  # concurrent reads share one look, so it covers all regions
         if again:

@@ -11,6 +11,7 @@ outside of `TryEval`.
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Mapping
 from contextlib import closing
