@@ -88,10 +88,9 @@ def text(
     return f'<text x="{x:.1f}" y="{y:.1f}" {marks}>{escape(words)}</text>'
 
 
-def line(x1: float, y1: float, x2: float, y2: float, colour: str, *, dashed: bool = False, width: float = 1) -> str:
+def line(x1: float, y1: float, x2: float, y2: float, colour: str, *, dashed: bool = False) -> str:
     """Return a straight line."""
     more = ' stroke-dasharray="5 4"' if dashed else ""
-    more += f' stroke-width="{width:g}"' if width != 1 else ""
     ends = f'x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"'
     return f'<line {ends} class="{colour}" stroke="currentColor"{more}/>'
 

@@ -24,6 +24,8 @@ EVERY = 0.0005
 """Seconds between two samples."""
 LEAST_SECONDS = {"smoke": 0.05, "full": 3.0}
 """Rounds are repeated until this many seconds were sampled; 1 % of three seconds is some tens of samples."""
+TOP = 15
+"""Lines of each list."""
 _PACKAGE = Path(memwal.__file__).parent
 _WAITING = {("threading.py", name) for name in ("wait", "wait_for", "join", "_wait_for_tstate_lock")}
 
@@ -82,7 +84,7 @@ class SamplingWatch(Watch):
         self.functions.update(seen)
 
 
-def profile(benchmark: Benchmark, at: Path, *, smoke: bool, top: int = 15) -> str:
+def profile(benchmark: Benchmark, at: Path, *, smoke: bool) -> str:
     """Run memwal's rounds of `benchmark` and return the time by thread, function and line as text."""
     contender = next(each for each in benchmark.contenders(benchmark.values(smoke=smoke)) if each.side == "memwal")
     watch = SamplingWatch()
@@ -93,16 +95,16 @@ def profile(benchmark: Benchmark, at: Path, *, smoke: bool, top: int = 15) -> st
     finally:
         contender.close()
     emptied(at)
-    return _text(benchmark, watch, top)
+    return _text(benchmark, watch)
 
 
-def _text(benchmark: Benchmark, watch: SamplingWatch, top: int) -> str:
+def _text(benchmark: Benchmark, watch: SamplingWatch) -> str:
     lines = [f"{benchmark.name}: {benchmark.title}", f"{watch.seconds:.2f} s watched, {watch.samples} samples", ""]
     lines += [f"{_share(count, watch)}  thread {thread} at work" for thread, count in watch.threads.most_common()]
     for title, counted in (("with everything it calls", watch.functions), ("own time, by line", watch.lines)):
         lines += ["", f"{title}, share of the watched time:"]
         lines += [
-            f"{_share(count, watch)}  {thread:<10} {place}" for (thread, place), count in counted.most_common(top)
+            f"{_share(count, watch)}  {thread:<10} {place}" for (thread, place), count in counted.most_common(TOP)
         ]
     return "\n".join(lines)
 

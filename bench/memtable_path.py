@@ -19,14 +19,7 @@ import pyarrow.compute as pc
 from bench.benchmark import Benchmark, Contender, Parameter, Values
 from bench.digest import rows_digest, texts_digest
 from bench.lance_side import LanceShard
-from bench.memtable_data import (
-    VECTORS,
-    in_batches,
-    many_narrow,
-    many_packages,
-    many_vectors,
-    vector_rows,
-)
+from bench.memtable_data import VECTORS, in_batches, many_narrow, many_packages, many_vectors, vector_rows
 from bench.memtable_puts import HELD, LARGE
 from bench.memtable_side import BareMemTable, Shape
 from bench.queries import Queries

@@ -26,12 +26,12 @@ NARROW = pa.schema(
 PACKAGES_KEY = "package"
 
 
-def narrow_batches(batches: int, rows: int, seed: int = SEED) -> list[pa.Table]:
+def narrow_batches(batches: int, rows: int) -> list[pa.Table]:
     """Return `batches` tables of `rows` rows of NARROW, without duplicate keys in a table.
 
     REPEATS of the keys of each table but the first are keys of earlier tables.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(SEED)
     ids = rng.permutation(batches * rows).reshape(batches, rows)
     again = int(rows * REPEATS)
     made = [_narrow(ids[0], rng)]

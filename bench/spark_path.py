@@ -309,16 +309,16 @@ def lines(result: BenchmarkResult) -> Iterator[str]:
         yield f"  {each.name:<48}{shown:>20}   {ratio:.2f} x the first"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the named benchmarks, or all, and print the results."""
-    parser = argparse.ArgumentParser("python -m bench.spark_path")
-    parser.add_argument("names", nargs="*", choices=[[], *(each.name for each in BENCHMARKS)])
+def run_named(module: str, benchmarks: Sequence[Benchmark]) -> int:
+    """Run those of `benchmarks` that the command line of `module` names, or all, and print the results."""
+    parser = argparse.ArgumentParser(f"python -m {module}")
+    parser.add_argument("names", nargs="*", choices=[[], *(each.name for each in benchmarks)])
     parser.add_argument("--smoke", action="store_true", help="tiny values: does it run at all")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workdir", type=Path, default=Path(__file__).resolve().parent.parent / "build")
-    given = parser.parse_args(arguments)
+    given = parser.parse_args()
     given.workdir.mkdir(parents=True, exist_ok=True)
-    for benchmark in BENCHMARKS:
+    for benchmark in benchmarks:
         if not given.names or benchmark.name in given.names:
             with tempfile.TemporaryDirectory(dir=given.workdir, prefix="bench-") as at:
                 result = run(benchmark, Path(at) / "tables", smoke=given.smoke, rounds=given.rounds)
@@ -327,4 +327,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(run_named("bench.spark_path", BENCHMARKS))

@@ -10,10 +10,8 @@ which must give the same sums as the peer, and with rows in SSTs and in the log 
 
 from __future__ import annotations
 
-import argparse
-import tempfile
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,9 +22,8 @@ import pyarrow as pa
 
 import memwal
 from bench.benchmark import Benchmark, Contender, Parameter, Sample, Side, Values, Watch
-from bench.rounds import run
 from bench.source_data import SEED
-from bench.spark_path import KEY, REGIONS, ROWS, lines
+from bench.spark_path import KEY, REGIONS, ROWS, run_named
 from memwal import flush
 from memwal.ingest.settings.load import load
 from memwal.ingest.spark.session import configuration, start_session
@@ -147,20 +144,5 @@ BENCHMARKS = (
 )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmarks and print the results."""
-    parser = argparse.ArgumentParser("python -m bench.spark_reads")
-    parser.add_argument("--smoke", action="store_true", help="tiny values: does it run at all")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--workdir", type=Path, default=Path(__file__).resolve().parent.parent / "build")
-    given = parser.parse_args(arguments)
-    given.workdir.mkdir(parents=True, exist_ok=True)
-    for benchmark in BENCHMARKS:
-        with tempfile.TemporaryDirectory(dir=given.workdir, prefix="bench-") as at:
-            result = run(benchmark, Path(at) / "tables", smoke=given.smoke, rounds=given.rounds)
-        print("\n".join(lines(result)), flush=True)
-    return 0
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(run_named("bench.spark_reads", BENCHMARKS))
