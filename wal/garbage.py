@@ -164,4 +164,4 @@ class WalCollector:
             return error
 
     def _each(self, work: Callable[[_In], _Out], items: Sequence[_In]) -> list[_Out]:
-        return list(each(work, items, self._workers if len(items) > 1 else 1))
+        return list(each(work, items, self._workers))

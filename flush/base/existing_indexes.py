@@ -6,7 +6,7 @@ the existing index, the same row would be found before its commit and not after 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -98,6 +98,16 @@ def is_behind(dataset: lance.LanceDataset, index: Any) -> bool:
     """
     covered = {fragment for segment in index.segments for fragment in segment.fragment_ids}
     return not covered.issuperset(fragment.fragment_id for fragment in dataset.get_fragments())
+
+
+def own_segments(dataset: lance.LanceDataset) -> Iterator[tuple[Any, Any]]:
+    """Yield each index and segment whose files are in this table.
+
+    Lance's own indexes are in the manifest; those of a clone are in the table that it was cloned from.
+    """
+    for index in dataset.describe_indices():
+        if not index.name.startswith(LANCES_OWN):
+            yield from ((index, segment) for segment in index.segments if segment.base_id is None)
 
 
 def has_files(segment: Any) -> bool:

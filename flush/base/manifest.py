@@ -78,24 +78,18 @@ class Progress(NamedTuple):
     """By Lance's own marker alone, which may lag in a table without a key."""
 
 
-def compacted_generations(store: ObjectStore, version: int) -> dict[UUID, int]:
-    """Return, per region, the highest generation that base-table version `version` holds; other regions are absent.
-
-    The root of `store` is the table's directory. Raises Corrupt if the manifest is missing or cannot be parsed;
-    StoreUnavailable, StoreRefused.
-    """
-    return read_progress(store, version).committed
-
-
 def read_progress(store: ObjectStore, version: int) -> Progress:
-    """Return `compacted_generations` together with the generations of Lance's own marker."""
+    """Return the progress of base-table version `version`. The root of `store` is the table's directory.
+
+    Raises Corrupt if the manifest is missing or cannot be parsed; StoreUnavailable, StoreRefused.
+    """
     key, data = manifest_file(store, "", version)
     with named_errors(key):
         return progress(data)
 
 
 def set_up_generations(store: ObjectStore, version: int) -> dict[UUID, int] | None:
-    """Return `compacted_generations`, but None for a version from before the table was set up for ingestion."""
+    """Return the highest generation of each region in a version; None for one from before the set-up for ingestion."""
     key, data = manifest_file(store, "", version)
     with named_errors(key):
         details = _mem_wal_details(data)
@@ -105,7 +99,7 @@ def set_up_generations(store: ObjectStore, version: int) -> dict[UUID, int] | No
 def indexed_generations(store: ObjectStore, version: int) -> dict[str, dict[UUID, int]]:
     """Return, per index and region, the highest generation whose rows the index covers, as recorded by Lance.
 
-    An index that was rebuilt and not extended since is absent. Raises as `compacted_generations`.
+    An index that was rebuilt and not extended since is absent. Raises as `read_progress`.
     """
     key, data = manifest_file(store, "", version)
     with named_errors(key):
@@ -117,7 +111,7 @@ def indexed_generations(store: ObjectStore, version: int) -> dict[str, dict[UUID
 def mem_wal_details(store: ObjectStore, version: int) -> tuple[str, bytes]:
     """Return type and bytes of the details of Lance's MemWAL index. Requires: the version has one.
 
-    Raises as `compacted_generations`.
+    Raises as `read_progress`.
     """
     key, data = manifest_file(store, "", version)
     with named_errors(key):

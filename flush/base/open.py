@@ -83,24 +83,20 @@ def read_again(store: ObjectStore, prefix: str, read: Callable[[], T]) -> T:
     of the dataset; ValueError or RustPanic if Lance failed every time although the client reads all objects, so that
     some are damaged or missing; OSError of storage.
     """
+    read = panics_as_errors(read)
     for pause in PAUSES:
         try:
-            return _read(read)
+            return read()
         except (ValueError, OSError, RustPanic):
             if not any(_VERSIONS in key for key in store.list(prefix)):
-                return _read(read)  # missing, or collected: a collection deletes the manifests first
+                return read()  # missing, or collected: a collection deletes the manifests first
             SystemClock().sleep(pause)
     try:
-        return _read(read)
+        return read()
     except (ValueError, RustPanic):
         for key in store.list(prefix):
             store.get(key)
         raise
-
-
-def _read(read: Callable[[], T]) -> T:
-    with panics_as_errors:
-        return read()
 
 
 __all__ = ["CACHE_BYTES", "LanceCaches", "Session"]

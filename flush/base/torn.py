@@ -54,7 +54,7 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 
-from memwal.flush.base.existing_indexes import has_files
+from memwal.flush.base.existing_indexes import has_files, own_segments
 from memwal.flush.base.fsync import alone, synced_version
 from memwal.flush.base.manifest import manifest_names
 from memwal.flush.base.open import open_dataset
@@ -173,14 +173,12 @@ def _is_cut_off(store: ObjectStore, key: str, size: int, end: bytes) -> bool:
 def _lacking_segments(store: ObjectStore, uri: str, version: int, known: frozenset[UUID]) -> Iterator[bool]:
     """Yield, per index segment not in `known`, whether its files have fewer bytes than recorded."""
     dataset = open_dataset(store, uri, version)
-    for index in dataset.describe_indices() if dataset is not None else ():
-        for segment in index.segments:
-            of_lance = index.name.startswith("__lance_") or segment.base_id is not None
-            if not of_lance and UUID(str(segment.uuid)) not in known and has_files(segment):
-                files = store.describe(f"_indices/{segment.uuid}/")
-                # Lance writes a file under a temporary name before renaming it.
-                sizes = [info.size for info in files if not info.key.rpartition("/")[2].startswith(".tmp")]
-                yield not sizes or sum(sizes) < (segment.size_bytes or 0)
+    for _, segment in own_segments(dataset) if dataset is not None else ():
+        if UUID(str(segment.uuid)) not in known and has_files(segment):
+            files = store.describe(f"_indices/{segment.uuid}/")
+            # Lance writes a file under a temporary name before renaming it.
+            sizes = [info.size for info in files if not info.key.rpartition("/")[2].startswith(".tmp")]
+            yield not sizes or sum(sizes) < (segment.size_bytes or 0)
 
 
 def _unused(path: Path) -> Path:

@@ -11,11 +11,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from memwal.flush.commits.plan import RegionPlan
-from memwal.flush.commits.report import is_failure
+from memwal.flush.commits.report import FAILURES
 from memwal.flush.sst.files import read_sst
 from memwal.memtable import TOMBSTONE
 from memwal.memtable.arrays import Mask
 from memwal.wal import ObjectStore, SsTable
+from memwal.wal.panics import panics_as_errors
 from memwal.wal.parallel_map import each
 
 _READERS = 4
@@ -69,9 +70,7 @@ def read_changes(
         of_region, tables = tables[: len(plan.ssts)], tables[len(plan.ssts) :]
         try:
             region_deletes, region_upserts = _of_region(of_region, key_schema, base_schema)
-        except BaseException as error:
-            if not is_failure(error):
-                raise
+        except FAILURES as error:
             failed[plan.region] = error
             continue
         deletes += region_deletes
@@ -106,13 +105,12 @@ def _read_all(
     def read(region_sst: tuple[UUID, SsTable]) -> pa.Table | BaseException:
         region, sst = region_sst
         try:
-            return read_sst(store, region, sst, columns)
-        except BaseException as error:
-            if not is_failure(error):
-                raise
+            with panics_as_errors:
+                return read_sst(store, region, sst, columns)
+        except FAILURES as error:
             return error
 
-    return list(each(read, ssts, _READERS if len(ssts) > 1 else 1))
+    return list(each(read, ssts, _READERS))
 
 
 def _kept(rows: pa.Table, mask: Mask) -> pa.Table:

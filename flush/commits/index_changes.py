@@ -121,11 +121,9 @@ def _same(wanted: IndexSpec, declared: IndexSpec) -> IndexSpec:
 def _build(dataset: lance.LanceDataset, spec: IndexSpec) -> None:
     """Run step 2. Raises InvalidRows if Lance cannot build the index and a newer version would not change that."""
     try:
-        if spec.kind == "ivf_pq":
-            if spec.name not in {index.name for index in dataset.describe_indices()}:
-                build_vector_index(dataset, spec)
-        else:
-            create_scalar_indexes(dataset, [spec])
+        create_scalar_indexes(dataset, [spec])
+        if spec.kind == "ivf_pq" and spec.name not in {index.name for index in dataset.describe_indices()}:
+            build_vector_index(dataset, spec)
     except (RuntimeError, ValueError, RustPanic) as error:
         if dataset.latest_version != dataset.version:
             raise

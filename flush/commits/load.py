@@ -56,18 +56,11 @@ from memwal.flush.base.open import LanceCaches
 from memwal.flush.base.state import read_state, versions
 from memwal.flush.base.swap import ConflictRetries
 from memwal.flush.base.table import BaseTable
+from memwal.flush.commits import foreign_writes
 from memwal.flush.commits.append_pass import AppendedRows
 from memwal.flush.commits.committer import finished
-from memwal.flush.commits.foreign_writes import (
-    added_keys,
-    delete_rows,
-    duplicates,
-    lance_detects_duplicates,
-    look_back,
-    rows_with_keys,
-)
 from memwal.flush.commits.load_notes import LoadAttempt, has_landed, load_id, next_attempt, note_token
-from memwal.flush.commits.merge_passes import Written, upsert_pass
+from memwal.flush.commits.merge_passes import upsert_pass
 from memwal.flush.commits.report import CommitRun
 from memwal.flush.errors import CommitConflict, CountMismatch, LoadEnded
 from memwal.wal import Clock, Corrupt, Ids, ObjectStore, WalOptions
@@ -284,17 +277,17 @@ class _Run(CommitRun):
         """Run step 3 (and 5 after 4); return whether a row was deleted. Raises DoubledKey if nothing is written yet."""
         if not base.key:
             return False
-        foreign = look_back(self.store, base)
+        foreign = foreign_writes.look_back(self.store, base)
         if not foreign.possible:
             return False
-        keys = added_keys(base, foreign)  # includes the keys of a landed load
+        keys = foreign_writes.added_keys(base, foreign)  # includes the keys of a landed load
         if self.rows is not None and self.rows.keys is not None:
             keys = pa.concat_tables([self.rows.keys, keys.cast(self.rows.keys.schema)])
-        older, _, errors = duplicates(base, rows_with_keys(base, keys), foreign)
+        older, _, errors = foreign_writes.duplicates(base, foreign_writes.rows_with_keys(base, keys), foreign)
         for error in () if has_landed else errors.values():
             raise error
         if older:
-            self.totals.repaired += delete_rows(base.dataset, older)
+            self.totals.repaired += foreign_writes.delete_rows(base.dataset, older)
             self.totals.versions += 1
         return bool(older)
 
@@ -303,23 +296,20 @@ class _Run(CommitRun):
         if base.schema != rows.schema:
             raise CommitConflict(f"{base.uri}: its columns changed while the rows were checked; load again")
         self.on_step("merging" if base.key else "appending")
-        if not base.key:
-            self._append(base, rows, marker)
-            return
-        read = base.version
-        reader = pa.RecordBatchReader.from_batches(base.schema, self._batches(rows))
-        written = upsert_pass(base.dataset, reader, base.key, marker, rows.number)
-        self.unchecked = base.dataset.version != read + 1 and not lance_detects_duplicates(base.schema, base.key)
-        self._wrote(base.dataset.version, written)
-
-    def _append(self, base: BaseTable, rows: RowsToLoad, marker: Mapping[UUID, int]) -> None:
-        if self.appended is None or not self.appended.fits(base):
-            self.appended = AppendedRows(base, marker, lambda: self._batches(rows))
-            self.appended.write()
-        self._wrote(base.version + 1, self.appended.append(base))
-
-    def _wrote(self, version: int, written: Written) -> None:
-        self.landed = version
+        if base.key:
+            read = base.version
+            reader = pa.RecordBatchReader.from_batches(base.schema, self._batches(rows))
+            written = upsert_pass(base.dataset, reader, base.key, marker, rows.number)
+            self.landed = base.dataset.version
+            self.unchecked = self.landed != read + 1 and not foreign_writes.lance_detects_duplicates(
+                base.schema, base.key
+            )
+        else:
+            if self.appended is None or not self.appended.fits(base):
+                self.appended = AppendedRows(base, marker, lambda: self._batches(rows))
+                self.appended.write()
+            written = self.appended.append(base)
+            self.landed = base.version + 1
         self.totals.wrote(written)
 
     def _batches(self, rows: RowsToLoad) -> Iterator[pa.RecordBatch]:

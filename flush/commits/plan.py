@@ -173,13 +173,10 @@ def agree(
     key, last = plan_key(plan.region, plan.first), plan.last if last is None else last
     proposal = json.dumps({"first": plan.first, "last": last, "by": by}).encode()
     existing = put_until_known(store, key, proposal, clock=clock, options=options or WalOptions())
-    by_other = False
-    if existing is not None:
-        last, owner = agreed(key, plan.first, existing)
-        by_other = owner != by
+    last, owner = (last, by) if existing is None else agreed(key, plan.first, existing)
     if last > plan.last:
         raise PlanBehind(f"{key}: generations up to {last} are planned, our manifest ends at {plan.last}")
-    return RegionPlan(plan.region, tuple(sst for sst in plan.ssts if sst.generation <= last), by_other)
+    return RegionPlan(plan.region, tuple(sst for sst in plan.ssts if sst.generation <= last), owner != by)
 
 
 def agreed(key: str, first: int, data: bytes) -> tuple[int, str]:

@@ -19,7 +19,6 @@ from memwal.flush.commits.merge_passes import Written
 from memwal.flush.commits.plan import RegionPlan
 from memwal.flush.errors import FlushError
 from memwal.wal import Clock, Ids, ObjectStore, WalError, WalOptions
-from memwal.wal.panics import is_panic
 
 
 @dataclass(frozen=True)
@@ -100,12 +99,8 @@ class CommitTotals:
         )
 
 
-_COMMON = (WalError, FlushError, OSError, RuntimeError, ValueError)
-
-
-def is_failure(error: BaseException) -> bool:
-    """Return whether `error` comes from storage, Lance or memwal, and does not end the process."""
-    return isinstance(error, _COMMON) or is_panic(error)
+FAILURES = (WalError, FlushError, OSError, RuntimeError, ValueError)
+"""Errors of storage, of memwal, and of Lance, whose panics are RuntimeErrors inside of `panics_as_errors`."""
 
 
 @dataclass

@@ -11,29 +11,15 @@ from uuid import UUID
 import pyarrow as pa
 
 from memwal.flush.base.table import BaseTable
+from memwal.flush.commits import foreign_writes
 from memwal.flush.commits.append_pass import AppendedSsts
 from memwal.flush.commits.changes import Changes, read_changes
-from memwal.flush.commits.foreign_writes import (
-    ForeignWrites,
-    added_keys,
-    delete_rows,
-    duplicates,
-    lance_detects_duplicates,
-    look_back,
-    rows_with_keys,
-)
+from memwal.flush.commits.foreign_writes import ForeignWrites
 from memwal.flush.commits.merge_passes import Written, delete_pass, rows_to_delete, upsert_pass
 from memwal.flush.commits.plan import PlanBehind, RegionPlan, agree, fitting, restored_generations, uncommitted
-from memwal.flush.commits.report import CommitRun, HeldBack, is_failure
+from memwal.flush.commits.report import FAILURES, CommitRun, HeldBack
 from memwal.flush.errors import CommitConflict, CountMismatch, UnsupportedTable
-from memwal.wal import (
-    Corrupt,
-    ManifestStore,
-    OutcomeUnknown,
-    RegionManifest,
-    StoreUnavailable,
-    regions,
-)
+from memwal.wal import Corrupt, ManifestStore, OutcomeUnknown, RegionManifest, StoreUnavailable, regions
 from memwal.wal.errors import first_line
 from memwal.wal.panics import panics_as_errors
 from memwal.wal.retries import Backoff
@@ -93,7 +79,7 @@ class Rounds(CommitRun):
                     self._commit(base, plans)
         except (PlanBehind, _Overtaken) as conflict:
             self.conflict_retries.wait(conflict)
-        except BaseException as error:  # noqa: BLE001 - a panic of Lance is no Exception; `_failed` reraises the rest
+        except FAILURES as error:
             # Corrupt: another committer committed these SSTs and they were collected. ValueError: this version was
             # cleaned up.
             self._failed(base, plans, error)
@@ -101,12 +87,12 @@ class Rounds(CommitRun):
             self.conflict_retries.reset()
         return None
 
-    def _failed(self, base: BaseTable, plans: Sequence[RegionPlan], error: BaseException) -> None:
+    def _failed(self, base: BaseTable, plans: Sequence[RegionPlan], error: Exception) -> None:
         """Handle a failed round: repeat it if the table has a newer version, else commit its regions one by one.
 
         Raises `error` if it does not belong to one region, or if a pass had already written.
         """
-        if not is_failure(error) or isinstance(error, (CommitConflict, StoreUnavailable, OutcomeUnknown)):
+        if isinstance(error, (CommitConflict, StoreUnavailable, OutcomeUnknown)):
             raise error
         dataset = base.dataset
         if dataset.latest_version != dataset.version:
@@ -126,11 +112,7 @@ class Rounds(CommitRun):
         """Hold `region` back if the block fails."""
         try:
             yield
-        except (PlanBehind, _Overtaken):
-            raise
-        except BaseException as error:
-            if not is_failure(error):
-                raise
+        except FAILURES as error:
             self._hold_back(base, {region: error})
 
     def _hold_back(self, base: BaseTable, failed: Mapping[UUID, BaseException]) -> None:
@@ -203,14 +185,14 @@ class Rounds(CommitRun):
         if changes.failed:
             self._hold_back(base, changes.failed)
             plans = [plan for plan in plans if plan.region not in changes.failed]
-        foreign = look_back(self.store, base, [plan.region for plan in plans if plan.by_other])
+        foreign = foreign_writes.look_back(self.store, base, [plan.region for plan in plans if plan.by_other])
         stored, doubled = None, self.held_back.doubled
         if doubled is not None and doubled.column_names != list(base.key):
             doubled = None
         if foreign.possible or doubled is not None:
-            keys = [changes.keys(base.key), added_keys(base, foreign)]
+            keys = [changes.keys(base.key), foreign_writes.added_keys(base, foreign)]
             keys += [more.cast(keys[0].schema) for more in (self.unchecked, doubled) if more is not None]
-            stored = rows_with_keys(base, pa.concat_tables(keys))
+            stored = foreign_writes.rows_with_keys(base, pa.concat_tables(keys))
             if self._repaired_or_held(base, changes, stored, foreign):
                 return
         self.unchecked = None
@@ -224,9 +206,8 @@ class Rounds(CommitRun):
             self.appended = AppendedSsts(self.store, base, plans)
             try:
                 self.appended.write()
-            except BaseException as error:
-                region = self.appended.failed_at
-                if region is None or not is_failure(error):
+            except FAILURES as error:
+                if (region := self.appended.failed_at) is None:
                     raise
                 self._hold_back(base, {region: error})
                 return
@@ -235,7 +216,7 @@ class Rounds(CommitRun):
 
     def _repaired_or_held(self, base: BaseTable, changes: Changes, stored: pa.Table, foreign: ForeignWrites) -> bool:
         """Run step 4 for keys with two rows. Return whether a row was repaired or a region was held back."""
-        older, doubled, errors = duplicates(base, stored, foreign)
+        older, doubled, errors = foreign_writes.duplicates(base, stored, foreign)
         self.held_back.doubled = doubled if doubled.num_rows else None
         self.doubled = dict(errors)
         written = doubled.join(changes.keys(base.key), list(base.key), join_type="left semi") if errors else doubled
@@ -243,7 +224,7 @@ class Rounds(CommitRun):
         if affected:
             self._hold_back(base, {region: error for region, error in errors.items() if region in affected})
         elif older:
-            self.totals.repaired += delete_rows(base.dataset, older)
+            self.totals.repaired += foreign_writes.delete_rows(base.dataset, older)
             self.totals.versions += 1
         return bool(affected or older)
 
@@ -265,7 +246,7 @@ class Rounds(CommitRun):
         written = upsert_pass(dataset, changes.upserts, base.key, marker)
         if dataset.version != read + 1:
             stored = None
-            if not lance_detects_duplicates(base.schema, base.key):
+            if not foreign_writes.lance_detects_duplicates(base.schema, base.key):
                 self.unchecked = changes.upserts.select(list(base.key))
         self._done(base, written, changes.upserts, stored)
 

@@ -65,7 +65,7 @@ from uuid import UUID
 import lance
 
 from memwal.flush.base.existing_indexes import is_behind
-from memwal.flush.base.manifest import compacted_generations, indexed_generations
+from memwal.flush.base.manifest import indexed_generations, read_progress
 from memwal.flush.base.table import BaseTable
 from memwal.flush.base.version_files import stored_versions, tagged_versions
 from memwal.wal import Clock, Corrupt, ManifestStore, ObjectInfo, ObjectStore, RegionManifest, WalOptions
@@ -123,7 +123,7 @@ def _tagged(store: ObjectStore, dataset: lance.LanceDataset) -> Iterator[Generat
     """
     for version in sorted(tagged_versions(dataset)):
         try:
-            yield compacted_generations(store, version)
+            yield read_progress(store, version).committed
         except Corrupt:
             if version in _version_times(store):
                 raise
@@ -140,7 +140,7 @@ def held_at(store: ObjectStore, since: float) -> Generations:
         # If all are younger, older ones were cleaned up, and with them the files of any read that holds them.
         version = max(old, default=min(ages))
         try:
-            return compacted_generations(store, version)
+            return read_progress(store, version).committed
         except Corrupt:
             if attempt == _LISTINGS or version in _version_times(store):
                 raise

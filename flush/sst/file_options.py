@@ -86,18 +86,17 @@ class FileOptions:
         version = self.version(base)
         if (reason := unfit_for_files(columns, version or "")) is not None:
             raise InvalidFileOptions(f"storage_version = {version!r}: {reason}; choose another version")
-        if self._write_error(columns, version) is None:
+        if (error := self._write_error(columns, version)) is None:
             return
         for column in columns:
-            if (error := self._write_error(pa.schema([column]), version)) is not None:
+            if (of_column := self._write_error(pa.schema([column]), version)) is not None:
                 chosen = self._pattern(column.name)
                 what = "" if chosen is None else f" with compression {self.compression[chosen]!r}"
                 raise InvalidFileOptions(
                     f"storage_version = {version!r}: Lance cannot write column {column.name!r} of type {column.type}"
-                    f"{what} ({first_line(error)}); choose another version or compression"
+                    f"{what} ({first_line(of_column)}); choose another version or compression"
                 )
-        error = self._write_error(columns, version)
-        raise InvalidFileOptions(f"Lance cannot write SSTs with these settings ({error and first_line(error)})")
+        raise InvalidFileOptions(f"Lance cannot write SSTs with these settings ({first_line(error)})")
 
     def _write_error(self, columns: pa.Schema, version: str | None) -> Exception | None:
         """Return the error of writing a row of nulls; None if Lance writes it."""

@@ -24,17 +24,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from memwal.flush.base.adoptable import unfit_reason
-from memwal.flush.base.existing_indexes import has_files
+from memwal.flush.base.existing_indexes import has_files, own_segments
 from memwal.flush.base.state import TableState, read_state, versions
 from memwal.flush.commits.load_notes import ended_id, is_ended, is_load
 from memwal.flush.resizing.routing import decided, never_sealed, parse_routing_key, routing_key, routing_prefix
-from memwal.flush.verification.finding import Finding, View, unreadable
+from memwal.flush.verification.finding import Finding, Unreadable, View, reading
 from memwal.flush.verification.sst import check_keys
 from memwal.wal import Corrupt, RegionStatus
 from memwal.wal.layout import region_prefix
@@ -64,44 +65,31 @@ def _index_files(view: View) -> Iterator[Finding]:
     sizes: Counter[str] = Counter()
     for info in view.store.describe(_INDEXES):
         sizes[info.key.removeprefix(_INDEXES).partition("/")[0]] += info.size
-    for index in view.base.dataset.describe_indices():
-        remedy = f"drop the index {index.name}, and commit: that rebuilds it"
-        for segment in index.segments:
-            name = str(segment.uuid)
-            # Lance's own indexes are in the manifest; those of a clone are in the table that it was cloned from.
-            if index.name.startswith("__lance_") or segment.base_id is not None or not has_files(segment):
-                continue
-            if name not in sizes:
-                what = f"it is missing; index {index.name} needs it"
-                yield Finding("base file", f"{_INDEXES}{name}", what, remedy)
-            elif segment.size_bytes and sizes[name] != segment.size_bytes:
-                what = f"its files have {sizes[name]:,} bytes, {segment.size_bytes:,} are recorded; index {index.name}"
-                yield Finding("base file", f"{_INDEXES}{name}", what, remedy)
+    for index, segment in own_segments(view.base.dataset):
+        name, what = str(segment.uuid), ""
+        if has_files(segment) and name not in sizes:
+            what = f"it is missing; index {index.name} needs it"
+        elif segment.size_bytes and name in sizes and sizes[name] != segment.size_bytes:
+            what = f"its files have {sizes[name]:,} bytes, {segment.size_bytes:,} are recorded; index {index.name}"
+        if what:
+            yield Finding("base file", f"{_INDEXES}{name}", what, _rebuild(index))
+
+
+def _rebuild(index: Any) -> str:
+    return f"drop the index {index.name}, and commit: that rebuilds it"
 
 
 def check_index_rows(view: View) -> Iterator[Finding]:
     """Read every file of every index from its first row to its last; the values of the rows are not checked."""
-    for index in view.base.dataset.describe_indices():
-        for segment in index.segments:
-            if index.name.startswith("__lance_") or segment.base_id is not None:
-                continue
-            for info in view.store.describe(f"{_INDEXES}{segment.uuid}/"):
-                if (reason := _damage(view, info.key)) is not None:
-                    what = f"Lance cannot read it: {reason}; index {index.name} needs it"
-                    yield Finding(
-                        "base file", info.key, what, f"drop the index {index.name}, and commit: that rebuilds it"
-                    )
-
-
-def _damage(view: View, key: str) -> str | None:
-    try:
-        for _ in view.file(key).read_all().to_batches():
-            pass
-    except BaseException as error:
-        if (reason := unreadable(error)) is None:
-            raise
-        return reason
-    return None
+    for index, segment in own_segments(view.base.dataset):
+        for info in view.store.describe(f"{_INDEXES}{segment.uuid}/"):
+            try:
+                with reading():
+                    for _ in view.file(info.key).read_all().to_batches():
+                        pass
+            except Unreadable as error:
+                what = f"Lance cannot read it: {error}; index {index.name} needs it"
+                yield Finding("base file", info.key, what, _rebuild(index))
 
 
 def check_fit(view: View) -> Iterator[Finding]:
@@ -152,19 +140,18 @@ def check_marker(view: View) -> Iterator[Finding]:
 
 
 def check_base_rows(view: View) -> Iterator[Finding]:
-    """Read every row of the version."""
+    """Read every row of the version, then the columns that memwal cannot hold, one by one."""
     total, keys, read = view.state.rows, [], 0
     where = f"{_DATA} (base table)"  # without the version: the check may be repeated on a newer one
     try:
-        for batch in view.base.dataset.scanner(columns=view.base.schema.names).to_batches():
-            batch.validate(full=True)
-            if view.base.key:
-                keys.append(pa.Table.from_batches([batch]).select(list(view.base.key)))
-            read += batch.num_rows
-    except BaseException as error:
-        if (reason := unreadable(error)) is None:
-            raise
-        what = f"rows of version {view.base.version} cannot be read: {reason}"
+        with reading():
+            for batch in view.base.dataset.scanner(columns=view.base.schema.names).to_batches():
+                batch.validate(full=True)
+                if view.base.key:
+                    keys.append(pa.Table.from_batches([batch]).select(list(view.base.key)))
+                read += batch.num_rows
+    except Unreadable as error:
+        what = f"rows of version {view.base.version} cannot be read: {error}"
         yield Finding("base rows", where, what, _RESTORE)
         return
     if read != total:
@@ -174,20 +161,14 @@ def check_base_rows(view: View) -> Iterator[Finding]:
     if keys:
         remedy = "remove the extra rows, and append through memwal only"
         yield from check_keys(where, pa.concat_tables(keys), remedy)
-    yield from _unsupported_values(view)
-
-
-def _unsupported_values(view: View) -> Iterator[Finding]:
-    """Read the columns that memwal cannot hold, one by one."""
     for name in view.base.unsupported:
         try:
-            for batch in view.base.dataset.scanner(columns=[name]).to_batches():
-                batch.validate(full=True)
-        except BaseException as error:
-            if (reason := unreadable(error)) is None:
-                raise
+            with reading():
+                for batch in view.base.dataset.scanner(columns=[name]).to_batches():
+                    batch.validate(full=True)
+        except Unreadable as error:
             drop = f"drop the column with LanceDataset.drop_columns([{name!r}])"
-            yield Finding("base rows", f"{_DATA} (column {name})", f"Lance cannot read its values: {reason}", drop)
+            yield Finding("base rows", f"{_DATA} (column {name})", f"Lance cannot read its values: {error}", drop)
 
 
 def check_routing(view: View) -> Iterator[Finding]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -58,7 +59,7 @@ class View:
         return self.base.version, {region: manifest.version for region, manifest in self.manifests.items()}
 
     def file(self, key: str) -> LanceFileReader:
-        """Open a Lance file. Raises what pylance raises; see `unreadable`."""
+        """Open a Lance file. Raises what pylance raises; see `reading`."""
         return LanceFileReader(self.store.url(key), storage_options=dict(self.store.storage_options))
 
 
@@ -97,11 +98,19 @@ def missing_text(what: str, first: int, last: int) -> str:
     return f"{what} {first} is missing" if first == last else f"{what}s {first} to {last} are missing"
 
 
-def unreadable(error: BaseException) -> str | None:
-    """Return in one line why pylance could not read a file; None if `error` is of another kind.
+class Unreadable(Exception):
+    """pylance cannot read a file; the text has the reason, in one line."""
+
+
+@contextmanager
+def reading() -> Iterator[None]:
+    """Convert the errors of pylance for a file that it cannot read to Unreadable.
 
     A panic of its Rust code, as with an empty file, is not an Exception.
     """
-    if not isinstance(error, OSError | ValueError | RuntimeError) and not is_panic(error):
-        return None
-    return first_line(error)[:160]
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, OSError | ValueError | RuntimeError) and not is_panic(error):
+            raise
+        raise Unreadable(first_line(error)[:160]) from error

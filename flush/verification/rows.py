@@ -21,7 +21,7 @@ import pyarrow as pa
 from memwal.flush.commits.changes import newest_per_key
 from memwal.flush.history.diff import RowDiff, compare_rows
 from memwal.flush.sst.files import read_sst
-from memwal.flush.verification.finding import Finding, View, unreadable
+from memwal.flush.verification.finding import Finding, Unreadable, View, reading
 from memwal.flush.verification.sst import check_routes
 from memwal.wal import Corrupt, Entry, ManifestHistory, Overtaken, RegionManifest, SsTable, find_tip, replay
 from memwal.wal.errors import AnotherLog
@@ -59,13 +59,10 @@ def check_fingerprint(view: View, region: UUID, sst: SsTable) -> Iterator[Findin
     if rows is None:
         return
     try:
-        held = read_sst(view.store, region, sst, view.base.shape.rows)
-    except Corrupt:
+        with reading():
+            held = read_sst(view.store, region, sst, view.base.shape.rows)
+    except (Corrupt, Unreadable):
         return  # reported by check_parts and check_rows
-    except BaseException as error:
-        if unreadable(error) is None:
-            raise
-        return  # reported by check_rows
     key = view.base.key
     if not key:  # the rows are matched by their numbers
         key = (_ROW,)

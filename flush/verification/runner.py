@@ -17,16 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from uuid import UUID
 
-from memwal.flush.verification.base import (
-    check_base_rows,
-    check_files,
-    check_fit,
-    check_index_rows,
-    check_indexes,
-    check_marker,
-    check_returned,
-    check_routing,
-)
+from memwal.flush.verification import base
 from memwal.flush.verification.finding import Check, Finding, View, take_view
 from memwal.flush.verification.log import check_chain, check_log, check_plans
 from memwal.flush.verification.rows import check_fingerprint, check_tail
@@ -87,11 +78,11 @@ def verify_table(
 
 def _shallow(view: View) -> Iterator[tuple[str, Check]]:
     """Yield name and function of the checks of every verification."""
-    yield "base table", check_files
-    yield "columns", check_fit
-    yield "indexes", check_indexes
-    yield "progress", check_marker
-    yield "routing", check_routing
+    yield "base table", base.check_files
+    yield "columns", base.check_fit
+    yield "indexes", base.check_indexes
+    yield "progress", base.check_marker
+    yield "routing", base.check_routing
     for region in view.regions:
         yield f"manifests of {named(region)}", partial(check_chain, region=region)
         yield f"commit plans of {named(region)}", partial(check_plans, region=region)
@@ -103,10 +94,10 @@ def _shallow(view: View) -> Iterator[tuple[str, Check]]:
 def _deep(view: View, broken: tuple[str, ...]) -> Iterator[tuple[str, Check]]:
     """Yield the checks that read rows, without places in `broken`: they would be reported again."""
     if not any(where.startswith("_indices/") for where in broken):
-        yield "files of the indexes", check_index_rows
-    yield "history of the base table", check_returned
+        yield "files of the indexes", base.check_index_rows
+    yield "history of the base table", base.check_returned
     if not any(where.startswith(("data/", "_deletions/")) for where in broken):
-        yield "rows of the base table", check_base_rows
+        yield "rows of the base table", base.check_base_rows
     for region, manifest in view.manifests.items():
         log = f"_mem_wal/{region}/wal/"
         if not any(where.startswith(log) for where in broken):

@@ -27,7 +27,7 @@ from memwal.flush.history.diff import repeated
 from memwal.flush.sst.bloom import BLOOM_NAME, contains
 from memwal.flush.sst.key_encoding import one_array, sort_form
 from memwal.flush.sst.key_sidecar import PAGE_ROWS, SIDECAR_DIR
-from memwal.flush.verification.finding import Finding, View, missing_text, spans, unreadable
+from memwal.flush.verification.finding import Finding, Unreadable, View, missing_text, reading, spans
 from memwal.memtable.arrays import Mask
 from memwal.wal import RegionStatus, SsTable
 from memwal.wal.codec.columns import field_ids, sources
@@ -83,14 +83,13 @@ def check_parts(view: View, region: UUID, sst: SsTable) -> Iterator[Finding]:
 def _data_parts(view: View, region: UUID, sst: SsTable, sizes: dict[str, int]) -> Iterator[Finding]:
     place = f"{sst_key(region, sst.path)}/"
     try:
-        dataset = _dataset(view, region, sst)
-        fragments, indexes = dataset.get_fragments(), dataset.describe_indices()
-        files = [file for fragment in fragments for file in fragment.data_files()]
-        rows = sum(fragment.physical_rows for fragment in fragments)
-    except BaseException as error:
-        if (reason := unreadable(error)) is None:
-            raise
-        yield Finding("sst", f"{place}_versions", f"Lance cannot open it: {reason}", _RESTORE)
+        with reading():
+            dataset = _dataset(view, region, sst)
+            fragments, indexes = dataset.get_fragments(), dataset.describe_indices()
+            files = [file for fragment in fragments for file in fragment.data_files()]
+            rows = sum(fragment.physical_rows for fragment in fragments)
+    except Unreadable as error:
+        yield Finding("sst", f"{place}_versions", f"Lance cannot open it: {error}", _RESTORE)
         return
     for file in files:
         size, recorded = sizes.get(f"data/{file.path}"), file.file_size_bytes
@@ -118,11 +117,10 @@ def _sidecar_parts(view: View, place: str, sst: SsTable, sizes: dict[str, int]) 
             yield Finding("sidecar", place + name, "it is missing: Lance's readers refuse the whole table", _RESTORE)
             continue
         try:
-            rows = view.file(place + name).metadata().num_rows
-        except BaseException as error:
-            if (reason := unreadable(error)) is None:
-                raise
-            yield Finding("sidecar", place + name, f"Lance cannot read it: {reason}", _RESTORE)
+            with reading():
+                rows = view.file(place + name).metadata().num_rows
+        except Unreadable as error:
+            yield Finding("sidecar", place + name, f"Lance cannot read it: {error}", _RESTORE)
             continue
         wanted = sst.physical_rows
         if wanted is not None and rows != (wanted if name == _DATA else -(-wanted // PAGE_ROWS)):
@@ -136,11 +134,10 @@ def check_rows(view: View, region: UUID, sst: SsTable) -> Iterator[Finding]:
     """Check the parts of one SST row by row."""
     place = f"{sst_key(region, sst.path)}/"
     try:
-        keys, mask = _physical_rows(view, region, sst)
-    except BaseException as error:
-        if (reason := unreadable(error)) is None:
-            raise
-        yield Finding("data", f"{place}data", f"its rows cannot be read: {reason}", _RESTORE)
+        with reading():
+            keys, mask = _physical_rows(view, region, sst)
+    except Unreadable as error:
+        yield Finding("data", f"{place}data", f"its rows cannot be read: {error}", _RESTORE)
         return
     live = keys.filter(pa.array(mask))
     if view.base.key:
@@ -187,11 +184,10 @@ def check_routes(view: View, region: UUID, where: str, keys: pa.Table) -> Iterat
 
 def _sidecar_sorts(view: View, place: str, keys: pa.Table) -> Iterator[Finding]:
     try:
-        data, lookup = (view.file(place + name).read_all().to_table() for name in (_DATA, _LOOKUP))
-    except BaseException as error:
-        if (reason := unreadable(error)) is None:
-            raise
-        yield Finding("sidecar", place + SIDECAR_DIR, f"its rows cannot be read: {reason}", _RESTORE)
+        with reading():
+            data, lookup = (view.file(place + name).read_all().to_table() for name in (_DATA, _LOOKUP))
+    except Unreadable as error:
+        yield Finding("sidecar", place + SIDECAR_DIR, f"its rows cannot be read: {error}", _RESTORE)
         return
     values = sort_form(keys) if keys.num_columns > 1 else one_array(keys.column(0))
     order = pc.sort_indices(pa.table({"v": values}), [("v", "ascending")])  # stable, so equal keys keep their order

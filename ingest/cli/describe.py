@@ -27,7 +27,7 @@ from memwal.flush import BaseTable
 from memwal.flush.commits.plan import parse_plan_key
 from memwal.flush.sst.bloom import BLOOM_NAME
 from memwal.flush.sst.key_sidecar import PAGE_ROWS, SIDECAR_DIR
-from memwal.flush.verification.finding import unreadable
+from memwal.flush.verification.finding import Unreadable, reading
 from memwal.ingest.cli.print import FIRST_ROWS, columns, fields, first_rows, size, tombstones
 from memwal.ingest.errors import Invalid
 from memwal.memtable import TOMBSTONE
@@ -333,11 +333,10 @@ def _file(store: wal.ObjectStore, key: str) -> LanceFileReader:
 def _readable(key: str) -> Iterator[None]:
     """Convert pylance's errors for an unreadable file to Corrupt, naming `key`."""
     try:
-        yield
-    except BaseException as error:
-        if (reason := unreadable(error)) is None:
-            raise
-        raise wal.Corrupt(f"{key}: cannot be read: {reason}; restore it from a backup") from error
+        with reading():
+            yield
+    except Unreadable as error:
+        raise wal.Corrupt(f"{key}: cannot be read: {error}; restore it from a backup") from error
 
 
 # ---- paths ----------------------------------------------------------------------------------------------------------

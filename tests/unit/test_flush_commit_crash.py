@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from memwal.flush import CommitReport
-from memwal.flush.commits import committer, rounds
+from memwal.flush.commits import committer, foreign_writes, rounds
 from tests.clean import assert_clean, assert_collected
 from tests.commit_world import World
 from tests.support.interpose import killed_at
@@ -74,7 +74,7 @@ def test_killed_at_a_repair(prepared: World, tmp_path: Path, after: bool) -> Non
     merge.conflict_retries(0).execute(row)
     world.put([1], 4)
     world.oracle[40] = 5
-    with killed_at(rounds, "delete_rows", after=after):
+    with killed_at(foreign_writes, "delete_rows", after=after):
         world.commit()
     assert world.commit().rows_repaired == (0 if after else 1)
     assert world.found() == world.oracle

@@ -14,7 +14,7 @@ import pytest
 
 from memwal.flush import BaseTable
 from memwal.flush.base.version_files import tagged_versions
-from memwal.flush.commits import rounds
+from memwal.flush.commits import foreign_writes, rounds
 from memwal.memtable import IndexSpec, with_tombstone
 from tests.commit_world import WIDTH, World
 from tests.messages import raises
@@ -106,7 +106,7 @@ def test_versions_of_strangers_that_are_cleaned_up_before_their_keys_are_read(tm
     lance.dataset(world.uri).delete("id = 3")
     world.put(range(10, 40), 3)
 
-    once(rounds, "look_back", lambda: clean_up(world), after=True)
+    once(foreign_writes, "look_back", lambda: clean_up(world), after=True)
     world.commit()
     expected = {id: n for id, n in world.oracle.items() if id != 3} | {50: 7}
     assert (world.found(), world.listed()) == (expected, [0, 0])

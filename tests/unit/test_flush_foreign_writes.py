@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pytest
 
 from memwal.flush import BaseTable, CountMismatch
-from memwal.flush.commits import foreign_writes, rounds
+from memwal.flush.commits import foreign_writes
 from memwal.flush.commits.foreign_writes import lance_detects_duplicates, look_back
 from memwal.flush.commits.merge_passes import upsert_pass
 from memwal.flush.commits.report import CommitTotals
@@ -74,7 +74,7 @@ def test_a_commit_meets_every_kind_of_stranger(world: World, once: Once, strange
     world.commit()
     world.put(range(5, 30), 2)
     world.delete([15, 16])
-    once(rounds, "look_back", lambda: STRANGERS[stranger](world), after=True)
+    once(foreign_writes, "look_back", lambda: STRANGERS[stranger](world), after=True)
     world.commit()
     if stranger in ("append", "merge"):
         world.oracle[100] = 5
@@ -117,7 +117,7 @@ def test_the_types_that_lance_tells_apart(tmp_path: Path, keys: pa.Array) -> Non
 
 def test_a_key_that_two_merges_insert_at_once_stands_once(blind: World, once: Once) -> None:
     blind.put(range(15, 30), 2)
-    once(rounds, "look_back", lambda: blind.stranger_merge(25, 5), after=True)
+    once(foreign_writes, "look_back", lambda: blind.stranger_merge(25, 5), after=True)
     report = blind.commit()
     assert blind.found() == blind.oracle
     assert (report.rows_repaired, report.rows_inserted, report.rows_updated) == (1, 10, 5)
@@ -128,14 +128,14 @@ def test_a_key_that_two_merges_insert_at_once_stands_once(blind: World, once: On
 def test_a_bool_key_too(tmp_path: Path, once: Once) -> None:
     world = World(str(tmp_path / "table"), key_type=pa.bool_())
     world.put([True], 2)
-    once(rounds, "look_back", lambda: world.stranger_merge(True, 5), after=True)
+    once(foreign_writes, "look_back", lambda: world.stranger_merge(True, 5), after=True)
     assert world.commit().rows_repaired == 1
     assert world.found() == world.oracle
 
 
 def test_a_crash_before_the_second_look_is_made_good_by_the_next_commit(blind: World, once: Once) -> None:
     blind.put(range(15, 30), 2)
-    once(rounds, "look_back", lambda: blind.stranger_merge(25, 5), after=True)
+    once(foreign_writes, "look_back", lambda: blind.stranger_merge(25, 5), after=True)
     with killed_at(CommitTotals, "committed"):
         blind.commit()
     assert sorted(lance.dataset(blind.uri).to_table(filter="id = 25").column("n").to_pylist()) == [2, 5]
@@ -177,7 +177,7 @@ def test_a_strangers_doubled_key_is_found_though_the_commit_does_not_touch_it(wo
 
 
 def test_where_nobody_else_wrote_no_row_of_the_base_is_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds, "rows_with_keys", crash)
+    monkeypatch.setattr(foreign_writes, "rows_with_keys", crash)
     world.put(range(5, 30), 2)
     world.delete([3])
     world.commit()
@@ -232,7 +232,7 @@ def test_a_commit_that_does_not_meet_the_rows_it_read_is_reported(
 ) -> None:
     world.stranger_row(50, 5)
     found = foreign_writes.rows_with_keys
-    monkeypatch.setattr(rounds, "rows_with_keys", lambda *args: found(*args).filter(pc.field("id") != 5))
+    monkeypatch.setattr(foreign_writes, "rows_with_keys", lambda *args: found(*args).filter(pc.field("id") != 5))
     world.put(range(5, 9), 2)
     with raises(CountMismatch):
         world.commit()
@@ -251,6 +251,6 @@ def test_what_was_to_be_read_is_compacted_and_cleaned_up_meanwhile(world: World,
         dataset.cleanup_old_versions(older_than=timedelta(0))
 
     world.put([1, 30], 6)
-    once(rounds, "look_back", tidy, after=True)
+    once(foreign_writes, "look_back", tidy, after=True)
     world.commit()
     assert world.found() == world.oracle

@@ -14,7 +14,7 @@ import pytest
 from memwal import flush
 from memwal.flush import BaseTable, CommitConflict
 from memwal.flush.base.state import read_state, versions
-from memwal.flush.commits import committer, load_notes, rounds
+from memwal.flush.commits import committer, foreign_writes, load_notes, rounds
 from memwal.flush.commits import load as loading
 from memwal.flush.commits.append_pass import AppendedRows
 from memwal.flush.commits.load import LoadReport, finish_load, loaded_in
@@ -449,7 +449,7 @@ def test_without_the_look_back_a_key_would_stand_twice(
         world.commit()
 
     once(loading, "upsert_pass", commit)
-    monkeypatch.setattr(loading, "lance_detects_duplicates", lambda *_: True)
+    monkeypatch.setattr(foreign_writes, "lance_detects_duplicates", lambda *_: True)
     load_keyed(world, [3], 2)
     with raises(AssertionError):
         world.found()

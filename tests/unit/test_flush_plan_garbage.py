@@ -9,7 +9,7 @@ import lance
 import pytest
 
 from memwal.flush import PlanCollector, PlanGarbage
-from memwal.flush.base.manifest import compacted_generations, set_up_generations
+from memwal.flush.base.manifest import read_progress, set_up_generations
 from memwal.flush.commits import committer, rounds
 from memwal.flush.commits import plan as commit_plan
 from memwal.flush.commits.plan import parse_plan_key, plan_key, plan_prefix
@@ -93,7 +93,7 @@ def test_a_tagged_version_keeps_the_plans_behind_it(world: World) -> None:
 
 
 def _committed(world: World, version: int) -> int:
-    return compacted_generations(world.store, version).get(REGION, 0)
+    return read_progress(world.store, version).committed.get(REGION, 0)
 
 
 def test_few_plans_are_not_worth_a_look(world: World) -> None:

@@ -110,7 +110,7 @@ def test_only_what_is_found_again_on_a_table_at_rest_is_reported(grown: Path, mo
             yield Finding("index", "passing", "1 is wrong", "wait")
         yield Finding("index", "lasting", f"{len(asked)} are wrong", "mend it")
 
-    monkeypatch.setattr("memwal.flush.verification.runner.check_indexes", unsteady)
+    monkeypatch.setattr("memwal.flush.verification.base.check_indexes", unsteady)
     found = verify(str(grown), deep=False).findings
     assert [str(each) for each in found] == ["lasting: 2 are wrong; mend it"]
     assert asked[0] is not asked[1]
