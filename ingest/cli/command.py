@@ -199,9 +199,7 @@ def _report(error: BaseException) -> int:
     usage = getattr(error, "format_message", None)
     if usage is not None and not usage():
         return Invalid.exit_code  # no command was given: Typer has printed the help already
-    found: MemWalError = (
-        classify(error) if usage is None else Invalid(f"{_usage(error)} (see {error.ctx.command_path} --help)")
-    )
+    found: MemWalError = classify(error) if usage is None else _wrong_usage(error)
     for line in lines_of(found):
         print(f"memwal: {line}", file=sys.stderr)
     if os.environ.get("MEMWAL_TRACEBACK"):
@@ -209,14 +207,16 @@ def _report(error: BaseException) -> int:
     return found.exit_code
 
 
-def _usage(error: Any) -> str:
-    """Return the text of a wrong command line: what is wrong, and what is meant."""
+def _wrong_usage(error: Any) -> Invalid:
+    """Return the error of a wrong command line: what is wrong, and what is meant."""
+    said: str = error.format_message()
     if hasattr(error, "possibilities"):  # an unknown option
         options = [option for each in error.ctx.command.params for option in each.opts]
         elsewhere = {name: f"write {meant}" for name, meant in _OPTIONS.items() if meant in options}
-        return f"No such option {error.option_name!r}{near(error.option_name, options, '{}', elsewhere)}"
-    said: str = error.format_message()
-    return f"{said.rstrip('.')}: {error.param.help}" if hasattr(error, "param_type") else said  # a missing argument
+        said = f"No such option {error.option_name!r}{near(error.option_name, options, '{}', elsewhere)}"
+    elif hasattr(error, "param_type"):  # a missing argument
+        said = f"{said.rstrip('.')}: {error.param.help}"
+    return Invalid(f"{said} (see {error.ctx.command_path} --help)")
 
 
 def lines_of(error: MemWalError) -> tuple[str, ...]:
