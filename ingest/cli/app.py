@@ -554,11 +554,13 @@ def new(
     source: Annotated[
         list[str],
         typer.Option(
-            "--from", help="file, glob or Lance table whose columns are taken, repeatable", show_default=False
+            "--from",
+            help="file, glob, Lance table or kafka://HOST:PORT/TOPIC whose columns are taken, repeatable",
+            show_default=False,
         ),
     ],
 ) -> int:
-    """Write a configuration with the columns, a key and indexes that fit a file or a table; check it before use."""
+    """Write a configuration with the columns, a key and indexes that fit a file, table or topic; check it."""
     from memwal.ingest.cli.new_config import new_config
 
     return new_config(config, source, CommandConsole())

@@ -1,11 +1,12 @@
-"""`memwal config new`: write a configuration from the columns and the first rows of files or of a Lance table."""
+"""`memwal config new`: write a configuration from the columns and first rows of files, a Lance table or a topic."""
 
 from __future__ import annotations
 
 import io
 import json
+import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,14 +22,25 @@ from memwal.ingest.cli.print import count
 from memwal.ingest.engine.loads.files import InputFile, find_files
 from memwal.ingest.engine.loads.formats import tables
 from memwal.ingest.errors import Invalid
+from memwal.ingest.settings.load import load
 from memwal.ingest.settings.reference import toml_value
+from memwal.ingest.settings.sections import KAFKA, SourceSettings
+from memwal.ingest.spark.dlq.sources import ending_spark
+from memwal.ingest.spark.drift.detect import FieldsTask
+from memwal.ingest.spark.drift.kinds import new_columns
+from memwal.ingest.spark.drift.schemas import fields_of_schema
+from memwal.ingest.spark.source.kafka.stream import first_values
+from memwal.ingest.values.avro import decoder, inline_schema
 from memwal.ingest.values.type_names import SIMPLE
 from memwal.memtable.index_spec import vector_width
 from memwal.memtable.schema import unsupported
 from memwal.wal.errors import first_line
 
 ROWS = 10_000
-"""Rows that are read."""
+"""Rows that are read of files."""
+TOPIC_ROWS = 1_000
+"""Records that are read of a topic."""
+KAFKA_URL = "kafka://"
 _TEXT = 4 << 20
 """Bytes of CSV or NDJSON that are read."""
 _WORDS = 4
@@ -45,16 +57,20 @@ def new_config(config: Path, sources: Sequence[str], console: CommandConsole) ->
     """Write `config`, and print what to do next. Raises: Invalid if it exists, or a source cannot be read."""
     if config.exists():
         raise Invalid(f"{config}: the file exists; name another one, or remove it")
-    files = find_files(sources, None, {})
-    rows = _sample(files[0])
-    text = "\n".join(_lines(config, files, rows)) + "\n"
+    if sources[0].startswith(KAFKA_URL):
+        name = sources[0]
+        rows, settings = _of_topic(name)
+        text = "\n".join(_lines(config, name, rows, None, settings)) + "\n"
+    else:
+        file = find_files(sources, None, {})[0]
+        name, rows = file.name, _sample(file)
+        settings = {"format": {"ndjson": "json"}.get(file.format, file.format), "path": str(Path(file.path).parent)}
+        text = "\n".join(_lines(config, name, rows, file.path if file.format == "lance" else None, settings)) + "\n"
     try:
         config.write_text(text, encoding="utf-8")
     except OSError as error:
         raise Invalid(f"{config}: {error.strerror}") from None
-    console.say(
-        f"wrote {config}: {count(rows.num_columns, 'column')}, from {count(rows.num_rows, 'row')} of {files[0].name}"
-    )
+    console.say(f"wrote {config}: {count(rows.num_columns, 'column')}, from {count(rows.num_rows, 'row')} of {name}")
     console.note(f"check its key and indexes, then: memwal config check {config}; memwal run {config} --once")
     return 0
 
@@ -72,13 +88,61 @@ def _sample(file: InputFile) -> pa.Table:
         whole = read if len(read) < _TEXT else read[: read.rindex(b"\n") + 1]
         if file.format == "csv":
             return pyarrow.csv.read_csv(io.BytesIO(whole)).slice(0, ROWS)
-        return _zoned(pyarrow.json.read_json(io.BytesIO(whole)).slice(0, ROWS), whole)
+        return _rows_of_json(whole)
     except (OSError, ValueError, pa.ArrowException) as error:
         raise Invalid(f"{file.name}: cannot be read: {first_line(error)}") from None
 
 
-def _zoned(rows: pa.Table, lines: bytes) -> pa.Table:
+def _of_topic(url: str) -> tuple[pa.Table, dict[str, Any]]:
+    """Return the first rows of a topic, and the settings of [source] to read it. Raises: Invalid, Unavailable."""
+    place, _, registry = url.removeprefix(KAFKA_URL).partition("?registry=")
+    brokers, _, topic = place.partition("/")
+    given: dict[str, Any] = {"format": KAFKA, "brokers": brokers, "topics": [topic]}
+    if registry:
+        given |= {"value_format": "avro", "registry": registry}
+    try:
+        settings = load({"table": {"uri": "t.lance"}, "source": given}, os.environ)
+    except Invalid as error:
+        form = "write kafka://HOST:PORT/TOPIC, with ?registry=URL for Avro"
+        raise Invalid.of(f"{line.removeprefix('settings: ')}; {form}" for line in error.lines) from None
+    with ending_spark():
+        values = first_values(settings, TOPIC_ROWS)
+    try:
+        if settings.source.value_format == "avro":
+            rows = _rows_of_avro(values, settings.source)
+        else:
+            rows = _rows_of_json(b"\n".join(value.replace(b"\n", b" ") for value in values))
+        if not rows.num_columns:
+            raise ValueError("it has no fields")
+    except (ValueError, pa.ArrowException) as error:
+        hint = "" if registry else "; for Avro write kafka://HOST:PORT/TOPIC?registry=URL"
+        raise Invalid(
+            f"{url}: a record cannot be read as {settings.source.value_format}: {first_line(error)}{hint}"
+        ) from None
+    return rows, given
+
+
+def _rows_of_avro(values: Sequence[bytes], source: SourceSettings) -> pa.Table:
+    """Return the rows of Avro values, with the columns of their schemas; what has no type of its own becomes text."""
+    options = tuple((name, value.get_secret_value()) for name, value in source.registry_options.items())
+    decode = decoder(source.avro_schema, source.registry, options)
+    rows = [decode(value) for value in values]
+    task = FieldsTask(frozenset(), registry=source.registry, registry_options=options)
+    found = task.fields_of(pa.array(values)) if source.registry else fields_of_schema(inline_schema(source.avro_schema))
+    schema = pa.schema([field.remove_metadata() for field in new_columns(found, ())[0]])
+    columns = ([row.get(field.name) for row in rows] for field in schema)
+    return pa.table([_typed(column, field.type) for column, field in zip(columns, schema, strict=True)], schema)
+
+
+def _typed(column: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    if pa.types.is_string(kind):
+        column = [None if value is None else str(value) for value in column]
+    return pa.array(column, kind)
+
+
+def _rows_of_json(lines: bytes) -> pa.Table:
     """Return rows of NDJSON with times in UTC where the text names a zone, which Arrow's reader drops."""
+    rows = pyarrow.json.read_json(io.BytesIO(lines)).slice(0, ROWS)
     for place, field in enumerate(rows.schema):
         if pa.types.is_timestamp(field.type):
             texts = (json.loads(line).get(field.name) for line in lines.splitlines() if line.strip())
@@ -87,30 +151,29 @@ def _zoned(rows: pa.Table, lines: bytes) -> pa.Table:
     return rows
 
 
-def _lines(config: Path, files: Sequence[InputFile], rows: pa.Table) -> Iterator[str]:
-    key, first = _key(rows), files[0]
-    of_table = first.format == "lance"
-    yield f"# Written by `memwal config new` from {first.name}: {count(rows.num_rows, 'row')} were read."
+def _lines(config: Path, name: str, rows: pa.Table, table: str | None, source: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines of the configuration. `table`: address of an existing table, which [source] does not read."""
+    key = _key(rows)
+    yield f"# Written by `memwal config new` from {name}: {count(rows.num_rows, 'row')} were read."
     yield "# configs/default.toml has every setting.\n"
     yield "[table]"
-    yield f"uri = {toml_value(first.path if of_table else f'{config.stem}.lance')}"
+    yield f"uri = {toml_value(table or f'{config.stem}.lance')}"
     if key:
         yield f"key = {toml_value(key)} # unique in the rows that were read; a put replaces the row of its key"
     else:
         yield 'append_only = true # no columns are unique; or: key = ["COLUMN", …], whose rows are replaced'
-    if not of_table:
+    if not table:
         yield "\n[table.columns]"
         for field in rows.schema:
             yield _column(field, rows.column(field.name))
     if lines := list(_indexes(rows, key)):
         yield "\n[table.indexes]"
         yield from lines
-    if of_table:
+    if table:
         yield "\n# The table exists: `memwal init` sets it up for ingestion. [source] names a source of Spark."
         return
-    yield "\n[source] # every file that appears in path, once"
-    yield f"format = {toml_value({'ndjson': 'json'}.get(first.format, first.format))}"
-    yield f"path = {toml_value(str(Path(first.path).parent))}"
+    yield "\n[source] # every file that appears in path, once" if "path" in source else "\n[source]"
+    yield from (f"{setting} = {toml_value(value)}" for setting, value in source.items())
 
 
 def _column(field: pa.Field, values: pa.ChunkedArray) -> str:

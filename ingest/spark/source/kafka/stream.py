@@ -19,13 +19,15 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from memwal.ingest.errors import Unavailable
+from memwal.ingest.errors import Invalid, Unavailable
 from memwal.ingest.secret_refs import resolve
 from memwal.ingest.settings.load import Settings
 from memwal.ingest.settings.sections import KAFKA, SourceSettings
 from memwal.ingest.spark.checkpoint_files import checkpoint_files
+from memwal.ingest.spark.errors import of_spark
 from memwal.ingest.spark.reading import DriverRead, SourceRows
 from memwal.ingest.spark.schema import spark_type
+from memwal.ingest.spark.session import check_java, configuration, start_session
 from memwal.ingest.spark.source import columns as col
 from memwal.ingest.spark.source.kafka.rows import (
     KEY_PROBLEM,
@@ -88,6 +90,28 @@ def check_topics(spark: SparkSession, settings: Settings) -> None:
     """
     with closing(Admin(spark, settings.source)) as admin:
         check_places(settings, admin.wanted(), checkpoint_files(spark, settings.checkpoint))
+
+
+def first_values(settings: Settings, most: int) -> list[bytes]:
+    """Return the values of the first records of a topic, at most `most`, without tombstones. Starts Spark.
+
+    Raises: as `check_topics`; Invalid if no record has a value.
+    """
+    source = settings.source
+    check_reachable(source)
+    check_java(os.environ)
+    try:
+        spark = start_session(configuration(settings, 1, once=True))
+        with closing(Admin(spark, source)) as admin:
+            admin.wanted()
+        reader = spark.read.format(KAFKA).options(**resolve(source.options, os.environ, "[source] options"))
+        records = reader.options(**_reader_options(source, headers=False)).load()
+        values = [bytes(row.value) for row in records.where("value is not null").select("value").limit(most).collect()]
+    except Exception as error:
+        raise of_spark(error) from error
+    if not values:
+        raise Invalid(f"source.topics: no record of {', '.join(source.topics)} has a value; send one, then try again")
+    return values
 
 
 def topic_guard(spark: SparkSession, settings: Settings) -> TopicGuard:
