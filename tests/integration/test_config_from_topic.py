@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +27,11 @@ ORDER: dict[str, Any] = {
 
 
 @pytest.fixture
-def environ(kafka_connector: dict[str, str]) -> Mapping[str, str]:
+def environ(kafka_connector: dict[str, str]) -> dict[str, str]:
     return {"MEMWAL__SOURCE__SPARK": json.dumps(kafka_connector)}
 
 
-def test_json_of_a_topic(kafka: KafkaServer, environ: Mapping[str, str], cli: Cli, tmp_path: Path) -> None:
+def test_json_of_a_topic(kafka: KafkaServer, environ: dict[str, str], cli: Cli, tmp_path: Path) -> None:
     kafka.create_topic(tmp_path.name, partitions=2)
     made = ["2026-01-02T03:04:05Z", "2026-01-02T03:04:06Z"]
     rows = [{"order_id": n, "note": f"the note of order {n}", "made": made[n % 2]} for n in range(20)]
@@ -45,12 +44,14 @@ def test_json_of_a_topic(kafka: KafkaServer, environ: Mapping[str, str], cli: Cl
     text = config.read_text()
     for line in ('key = ["order_id"]', 'order_id = "int64"', 'made = "timestamp[us, UTC]"', 'note = "fts"'):
         assert line in text
-    ran = cli("run", config, "--once", env={**environ, "MEMWAL__DLQ__MODE": "skip"}, cwd=tmp_path)
+    ran = cli(
+        "run", config, "--once", env=environ | {"MEMWAL__SINK__CHECKPOINT": str(tmp_path / "checkpoint")}, cwd=tmp_path
+    )
     assert ran.code == 0, ran.err
     assert lance.dataset(tmp_path / "orders.lance").count_rows() == 20
 
 
-def test_avro_of_a_topic(kafka: KafkaServer, environ: Mapping[str, str], cli: Cli, tmp_path: Path) -> None:
+def test_avro_of_a_topic(kafka: KafkaServer, environ: dict[str, str], cli: Cli, tmp_path: Path) -> None:
     kafka.create_topic(tmp_path.name)
     with SchemaRegistry.started() as registry:
         number = registry.register(ORDER)
@@ -69,9 +70,7 @@ def test_avro_of_a_topic(kafka: KafkaServer, environ: Mapping[str, str], cli: Cl
         assert cli("config", "check", tmp_path / "o.toml", env=environ, cwd=tmp_path).code == 0
 
 
-def test_a_topic_that_shows_no_columns(
-    kafka: KafkaServer, environ: Mapping[str, str], cli: Cli, tmp_path: Path
-) -> None:
+def test_a_topic_that_shows_no_columns(kafka: KafkaServer, environ: dict[str, str], cli: Cli, tmp_path: Path) -> None:
     kafka.create_topic(tmp_path.name)
     for place, said in (
         (f"{kafka.brokers}/{tmp_path.name}", "no record of"),
