@@ -150,7 +150,7 @@ def test_a_broker_that_is_down_loses_nothing(
 
 
 def test_a_run_waits_for_the_first_record_of_an_empty_topic(
-    stream: Callable[..., Stream], start: Start, wait_until: WaitUntil
+    stream: Callable[..., Stream], cli: Cli, start: Start, wait_until: WaitUntil
 ) -> None:
     flights = stream()
     running = start([sys.executable, "-m", "memwal.ingest.cli.app", "run", str(flights.config)])
@@ -160,6 +160,7 @@ def test_a_run_waits_for_the_first_record_of_an_empty_topic(
     running.line_with(": 100 rows in")
     running.process.terminate()
     assert running.wait() == 0
+    assert cli("run", flights.config, "--once").code == 0  # commits the rows
     assert sorted(rows_at(flights.uri)) == list(range(100))
 
 
