@@ -77,7 +77,7 @@ class CommandConsole(Console):
 
     def wrapped(self, text: str) -> str:
         """Return `text` with line breaks between words, which a terminal would put into them."""
-        how = {"break_long_words": False, "break_on_hyphens": False, "replace_whitespace": False}
+        how: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False, "replace_whitespace": False}
         return "\n".join(fill(line, self.width, **how) for line in text.split("\n"))
 
     def status(self, status: RenderableType, **how: Any) -> Status:
