@@ -1,7 +1,7 @@
 """`memwal load`: load files into the base table past the log, in one version and exactly once by a token.
 
 1. Find the files, and the token: the given one, or a hash of their contents. If the token has landed, the command
-   ends.
+   ends. Create the table if it does not exist.
 2. Check every row as a put would (`loads.checked`). Nothing is written before all rows are valid.
 3. Note an attempt (`flush.commits.load_notes`): from now on automatic commits and deletes with a filter wait.
 4. Flush and commit previously acknowledged rows, through the daemons that own the regions; if none answers, by
@@ -51,8 +51,8 @@ def load(
 ) -> int:
     """Load files; print what was done, and return the exit code. Progress is printed to standard error.
 
-    Raises: Invalid for wrong files, rows, rules or a wrong token, and if the table does not exist; Unavailable; flush
-    and wal errors.
+    Raises: Invalid for wrong files, rows, rules or a wrong token, and if the table does not exist and the configuration
+    does not describe it; Unavailable; flush and wal errors.
     """
     clock = wal.SystemClock()
     began, progress = clock.monotonic(), _Progress(CommandConsole(stderr=True, quiet=call.console.is_quiet))
@@ -63,9 +63,9 @@ def load(
             f"--missing {missing[:40]}: write null; a load replaces whole rows, so it cannot keep stored values: put "
             'the rows instead, for example by `memwal run --once` with sink.missing = "keep"'
         )
-    base, store = open_base(call)
-    check_rules(base)
     found = find_files(files, format, call.storage_options)
+    base, store = open_base(call, create=not dry_run)
+    check_rules(base)
     with progress:
         if token is None:
             progress.tell("reading the files for a token")

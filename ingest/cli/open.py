@@ -7,6 +7,7 @@ from contextlib import closing, contextmanager
 
 from memwal import flush, wal
 from memwal.ingest.cli.command import Call
+from memwal.ingest.engine.table.create import find_or_create
 from memwal.ingest.engine.table.embedded import Table
 from memwal.ingest.engine.table.open import open_table
 from memwal.ingest.engine.table.stored import StoredTable
@@ -20,12 +21,19 @@ from memwal.ingest.settings.endpoints import expanded
 Readable = StoredTable | RemoteTable
 
 
-def open_base(call: Call) -> tuple[flush.BaseTable, wal.ObjectStore]:
-    """Return the base table and the store of its files. Raises: Invalid if the table does not exist."""
+def open_base(call: Call, *, create: bool = False) -> tuple[flush.BaseTable, wal.ObjectStore]:
+    """Return the base table and the store of its files.
+
+    `create`: create a table that does not exist as it is configured. Raises: Invalid if the table does not exist and
+    this was not asked for, or the configuration does not describe it.
+    """
     uri, options = call.uri, call.storage_options
     base = flush.BaseTable.find(uri, options)
+    if base is None and create:
+        base, _ = find_or_create(call.settings, call.environ)
+        call.console.note(f"created {uri}")
     if base is None:
-        raise Invalid(f"{uri}: the table does not exist; `memwal init` or `memwal run` creates it")
+        raise Invalid(f"{uri}: the table does not exist; `memwal init`, `memwal load` or `memwal run` creates it")
     return base, wal.open_store(uri, options)
 
 

@@ -168,7 +168,7 @@ def test_mistakes_are_told_in_one_line(
     other = small_config("other.toml", table={"uri": str(tmp_path / "file")})
     before = tree(tmp_path)
     for path, said in (
-        (config, "the table does not exist; `memwal init` or `memwal run` creates it"),
+        (config, "the table does not exist; `memwal init`, `memwal load` or `memwal run` creates it"),
         (tmp_path / "absent.toml", "absent.toml"),
         (wrong, "intervall"),
         (other, "file"),

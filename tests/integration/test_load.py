@@ -164,10 +164,10 @@ def test_wrong_input_is_one_line_and_exit_code_2(
 ) -> None:
     config = small_config()
     (tmp_path / "a.csv").write_text("id,price\n1,2\n2,x\n")
-    missing = cli("load", config, tmp_path / "a.csv")
+    missing = cli("load", config, tmp_path / "a.csv", "--dry-run")
     assert (missing.code, missing.err.splitlines()[-1]) == (
         2,
-        f"memwal: {uri}: the table does not exist; `memwal init` or `memwal run` creates it",
+        f"memwal: {uri}: the table does not exist; `memwal init`, `memwal load` or `memwal run` creates it",
     )
     open_small().close()
     version, formats = lance.dataset(uri).version, "Parquet, CSV, NDJSON, Arrow files, Lance tables"
