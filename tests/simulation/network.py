@@ -213,7 +213,7 @@ class Service:
         assert limits is not None
         del location
         self._guard, self._limits, self._place, self._events = guard, limits, place, events
-        self.calls = Calls(limits.calls)
+        self.calls = Calls(limits.daemon.calls_max)
         self._log = AccessLog(table.regions.context.clock)
         self.table, self.port = table, 0
         network = _NETWORKS[-1]
