@@ -85,7 +85,7 @@ def _problems(kind: pa.DataType, path: str, *, nested: bool = False) -> Iterator
     if not allowed:
         yield f"column {path!r} has the type {kind}, which is not kept as it is: {_REMEDY}"
         return
-    if _is_struct(kind) and _is_list(kind.field(0).type):
+    if _begins_with_list(kind):
         yield (
             f"column {path!r} is a struct whose first field is a list, which Lance cannot always read back: put "
             "another field first"
@@ -114,6 +114,10 @@ def _is_list(kind: pa.DataType) -> bool:
 
 def _is_struct(kind: pa.DataType) -> bool:
     return bool(pa.types.is_struct(kind) and kind.num_fields)
+
+
+def _begins_with_list(kind: pa.DataType) -> bool:
+    return _is_struct(kind) and _is_list(kind.field(0).type)
 
 
 def _children(kind: pa.DataType) -> Iterator[pa.Field]:
