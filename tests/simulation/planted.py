@@ -161,10 +161,11 @@ def tells_fences_by_their_size() -> Iterator[None]:
     only grows, but a resize shrinks it. Writers trust their creates."""
 
     def collect(self: WalCollector, min_age: float, *, dry_run: bool = False) -> WalGarbage:
-        report, entries = original(self, min_age, dry_run=dry_run), self._entries()
+        report, entries = original(self, min_age, dry_run=dry_run), self._reader.listed()
         sentinel = EntryHeader(1, 1, "0" * 32, {}, sentinel=True)
         last, _ = self._reader.newest_map(max(entries, default=0))
-        largest = len(self._codec.encode(sentinel, self._codec.no_rows))
+        codec = self._reader._codec
+        largest = len(codec.encode(sentinel, codec.no_rows))
         for position, found in entries.items():
             if position <= report.boundary and position < last and found.size > largest and not dry_run:
                 self._store.delete(found.key)
