@@ -1,6 +1,6 @@
 """Flush: write a frozen memtable as an SST and publish it.
 
- 1. Fence: raise Fenced if a higher epoch has been seen, in memory or in the newest manifest (`ManifestStore.owned`).
+ 1. Fence: raise Fenced if a higher epoch has been seen, in memory or in the newest manifest.
  2. Order: the generation must be the region's current one. If the generation below the current one is published with
     the same covered position, it is this flush, whose answer was lost: done. An empty memtable publishes nothing.
  3. Write the SST under a fresh random name: data, bloom filter, key sidecar, indexes; fsync; read back and compare the
@@ -29,6 +29,7 @@ from memwal.flush.errors import FlushOutOfOrder
 from memwal.flush.sst.files import SstFormat, discard, write_sst
 from memwal.memtable import Snapshot
 from memwal.wal import (
+    Corrupt,
     EpochGuard,
     Fenced,
     Ids,
@@ -99,7 +100,7 @@ def flush(
     """
     kept = attempts or FlushAttempts()
     try:
-        manifest = manifests.owned(guard)  # no SST is written that cannot be published; the edit of step 4 decides
+        manifest = _owned(manifests, guard)
         if not snapshot.n or _is_published(manifest, generation, covers_position):
             return manifest
         _expect_next(manifest, generation)
@@ -131,6 +132,20 @@ def _publish(
         return changed
 
     return manifests.edit(guard, published)
+
+
+def _owned(manifests: ManifestStore, guard: EpochGuard) -> RegionManifest:
+    """Run step 1; return the newest manifest.
+
+    Avoids writing an SST that cannot be published; the edit of step 4 is decisive.
+    """
+    guard.check()
+    manifest = manifests.latest()
+    if manifest is None:
+        raise Corrupt(f"{named(guard.region_id)} has no manifest; claim the region first")
+    if manifest.writer_epoch > guard.epoch:
+        guard.fenced_by(manifest.writer_epoch)
+    return manifest
 
 
 def _is_published(manifest: RegionManifest, generation: int, covers_position: int) -> bool:
