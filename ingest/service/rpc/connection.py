@@ -222,12 +222,8 @@ class OpenPut:
             self._writer.close()
         except (flight.FlightError, pa.ArrowException, OSError) as error:
             translated = from_flight(error, self.endpoint)
-            if isinstance(translated, Invalid) or bool(getattr(error, "extra_info", b"")):
-                raise translated from None
-            raise UnknownOutcome(
-                f"the daemon at {self.endpoint} was lost before it answered; the rows may be applied: retry with the "
-                "same token"
-            ) from None
+            refused = isinstance(translated, Invalid) or bool(getattr(error, "extra_info", b""))
+            raise translated if refused else _no_answer(self.endpoint) from None
         return answer
 
     def abort(self) -> None:
@@ -246,6 +242,12 @@ def kept_columns(keeps: bool, nulls: Sequence[str]) -> dict[str, Any]:
     it reject the call.
     """
     return {"nulls": list(nulls), **({"needs": ["nulls"]} if keeps else {})}
+
+
+def _no_answer(endpoint: str) -> UnknownOutcome:
+    return UnknownOutcome(
+        f"the daemon at {endpoint} was lost before it answered; the rows may be applied: retry with the same token"
+    )
 
 
 def as_vector(vector: Any) -> pa.Table:
