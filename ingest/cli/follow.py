@@ -35,6 +35,7 @@ from memwal.ingest.cli.print import count
 from memwal.ingest.engine.api.tokens import Token
 from memwal.ingest.engine.loads.checked import FileReader
 from memwal.ingest.engine.loads.files import InputFile, find_files
+from memwal.ingest.engine.loads.formats import columns_of
 from memwal.ingest.engine.table.create import find_or_create
 from memwal.ingest.engine.table.pauses import PauseWatch, text_of
 from memwal.ingest.errors import Invalid
@@ -96,7 +97,7 @@ def follow(call: Call, directory: str, form: str | None, *, once: bool) -> int:
     with ExitStack() as stack:
         stop = stack.enter_context(stop_signals())
         stack.enter_context(locked([settings.checkpoint]))
-        base, _ = find_or_create(settings, call.environ)
+        base, _ = find_or_create(settings, call.environ, _columns(settings, source.feed or directory, form))
         refuse_other_checkpoint(settings, base)
 
         def read(file: InputFile) -> Iterator[pa.Table]:
@@ -205,6 +206,12 @@ class Checkpoint:
         self._files.write(str(self._number), json.dumps(self._last))
         self.known.add(file.path)
         return rows
+
+
+def _columns(settings: Settings, directory: str, form: str | None) -> pa.Schema | None:
+    """Return the columns of the first file if [table] names none, and if its format has types."""
+    files = [] if settings.table.columns else _files(directory, form, set())
+    return columns_of(files[0]) if files else None
 
 
 def _files(directory: str, form: str | None, known: set[str]) -> list[InputFile]:

@@ -64,7 +64,7 @@ def load(
             'the rows instead, for example by `memwal run --once` with sink.missing = "keep"'
         )
     found = find_files(files, format, call.storage_options)
-    base, store = open_base(call, create=not dry_run)
+    base, store = open_base(call, None if dry_run else found[0])
     check_rules(base)
     with progress:
         if token is None:

@@ -20,7 +20,7 @@ import pyarrow.json
 from memwal.ingest.cli.command import CommandConsole
 from memwal.ingest.cli.print import count
 from memwal.ingest.engine.loads.files import InputFile, find_files
-from memwal.ingest.engine.loads.formats import tables
+from memwal.ingest.engine.loads.formats import TYPED, tables
 from memwal.ingest.errors import Invalid
 from memwal.ingest.settings.load import load
 from memwal.ingest.settings.reference import toml_value
@@ -78,7 +78,7 @@ def new_config(config: Path, sources: Sequence[str], console: CommandConsole) ->
 def _sample(file: InputFile) -> pa.Table:
     """Return the first rows of a file, with the types of Parquet, Arrow and Lance, or those that the texts suggest."""
     try:
-        if file.format in ("parquet", "arrow", "lance"):
+        if file.format in TYPED:
             parts = list(islice(tables(file, pa.schema([])), 1 + ROWS // 8192))
             if not parts:
                 raise Invalid(f"{file.name}: the file has no rows, so no columns can be proposed")

@@ -7,6 +7,8 @@ from contextlib import closing, contextmanager
 
 from memwal import flush, wal
 from memwal.ingest.cli.command import Call
+from memwal.ingest.engine.loads.files import InputFile
+from memwal.ingest.engine.loads.formats import columns_of
 from memwal.ingest.engine.table.create import find_or_create
 from memwal.ingest.engine.table.embedded import Table
 from memwal.ingest.engine.table.open import open_table
@@ -21,16 +23,17 @@ from memwal.ingest.settings.endpoints import expanded
 Readable = StoredTable | RemoteTable
 
 
-def open_base(call: Call, *, create: bool = False) -> tuple[flush.BaseTable, wal.ObjectStore]:
+def open_base(call: Call, create_for: InputFile | None = None) -> tuple[flush.BaseTable, wal.ObjectStore]:
     """Return the base table and the store of its files.
 
-    `create`: create a table that does not exist as it is configured. Raises: Invalid if the table does not exist and
-    this was not asked for, or the configuration does not describe it.
+    `create_for`: create a table that does not exist, for this file: with its columns, if the configuration names none.
+    Raises: Invalid if the table does not exist and no file is given, or key or columns are unknown.
     """
     uri, options = call.uri, call.storage_options
     base = flush.BaseTable.find(uri, options)
-    if base is None and create:
-        base, _ = find_or_create(call.settings, call.environ)
+    if base is None and create_for is not None:
+        columns = None if call.settings.table.columns else columns_of(create_for)
+        base, _ = find_or_create(call.settings, call.environ, columns)
         call.console.note(f"created {uri}")
     if base is None:
         raise Invalid(f"{uri}: the table does not exist; `memwal init`, `memwal load` or `memwal run` creates it")

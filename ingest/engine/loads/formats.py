@@ -87,6 +87,8 @@ class MatchedQuotes:
 
 ROWS = 8192
 """Maximum rows of a table."""
+TYPED = ("parquet", "arrow", "lance")
+"""The formats that name the types of their columns."""
 _BLOCK = 4 << 20
 """Bytes of text read at once."""
 
@@ -107,6 +109,15 @@ def tables(file: InputFile, schema: pa.Schema, *, closed: bool = True) -> Iterat
                 read += part.num_rows
     except (OSError, ValueError, pa.ArrowException) as error:
         raise Invalid(f"{file.name}: cannot be read after {read:,} rows: {first_line(error)}") from error
+
+
+def columns_of(file: InputFile) -> pa.Schema | None:
+    """Return the columns of a file whose format has types, all nullable; None for a text or a file without rows.
+
+    Raises: Invalid if it cannot be read.
+    """
+    first = next(tables(file, pa.schema([])), None) if file.format in TYPED else None
+    return None if first is None else pa.schema([pa.field(field.name, field.type) for field in first.schema])
 
 
 def _parquet(file: InputFile, *_: Any) -> Iterator[pa.Table]:

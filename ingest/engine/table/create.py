@@ -53,13 +53,15 @@ def find_or_create(
         return _fitting(settings, base), False
 
 
-def initialise(settings: Settings, environ: Mapping[str, str]) -> tuple[flush.BaseTable, str]:
+def initialise(
+    settings: Settings, environ: Mapping[str, str], schema: pa.Schema | None = None
+) -> tuple[flush.BaseTable, str]:
     """Create the table of `settings`, or adopt the existing Lance table; return it and a word for what was done.
 
-    Raises: as `find_or_create`; Invalid if existing rows do not fit the key.
+    `schema`: as for `find_or_create`. Raises: as `find_or_create`; Invalid if existing rows do not fit the key.
     """
     try:
-        base, created = find_or_create(settings, environ)
+        base, created = find_or_create(settings, environ, schema)
         return base, "created" if created else "found"
     except flush.NotInitialised:
         table, regions, options = settings.table, settings.regions.count, settings.storage_options(environ)

@@ -22,7 +22,7 @@ from memwal.ingest.spark.drift.schemas import fields_of_schema
 from memwal.ingest.spark.names import check_spark_names
 from memwal.ingest.spark.pipeline.checkpoint import check_checkpoint, refuse_old_checkpoint
 from memwal.ingest.spark.session import check_java, check_master, check_spark
-from memwal.ingest.spark.source.files import check_source
+from memwal.ingest.spark.source.files import check_source, columns_of_files
 from memwal.ingest.spark.source.kafka.rows import record_mapping
 from memwal.ingest.spark.source.kafka.stream import check_reachable
 from memwal.ingest.tracing import check_installed
@@ -143,7 +143,8 @@ def _table(settings: Settings, environ: Mapping[str, str]) -> BaseTable | None:
 
 
 def _schema(settings: Settings, base: BaseTable | None) -> pa.Schema:
-    schema = settings.arrow_schema() if base is None else written_schema(settings, base)
+    wanted = columns_of_files(settings) or settings.arrow_schema()
+    schema = wanted if base is None else written_schema(settings, base)
     if not schema.names:
         raise Invalid(
             f"{settings.table.uri}: the table does not exist; write its columns and key in [table] to create it"

@@ -31,7 +31,7 @@ from memwal.ingest.spark.pipeline.pausing import refuse_paused
 from memwal.ingest.spark.pipeline.screen import Screen
 from memwal.ingest.spark.pipeline.stream import PipelineStream
 from memwal.ingest.spark.session import configuration, start_session
-from memwal.ingest.spark.source.files import reads_local
+from memwal.ingest.spark.source.files import columns_of_files, reads_local
 from memwal.ingest.spark.source.kafka.stream import check_topics
 from memwal.ingest.threads import stop_signals
 from memwal.wal import Clock, SystemClock
@@ -74,7 +74,10 @@ def run(pipelines: Mapping[str, Settings], *, once: bool, console: Console, note
         for settings in (each for each in every if each.source.format == KAFKA):
             check_topics(starting.result(), settings)
         stack.enter_context(locked([settings.checkpoint for settings in every]))
-        bases = [base or find_or_create(each, os.environ)[0] for each, base in zip(every, found, strict=True)]
+        bases = [
+            base or find_or_create(each, os.environ, columns_of_files(each))[0]
+            for each, base in zip(every, found, strict=True)
+        ]
         owners = _owners(every, screen, starting, stack)
         runs = [
             PipelineStream(settings, base, owners[settings.table.uri], starting, shown, clock, board)

@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 
 from memwal.ingest.errors import Invalid
 from memwal.ingest.secret_refs import resolve
+from memwal.ingest.settings.load import Settings
 from memwal.ingest.settings.sections import KAFKA, SourceSettings, is_remote, local_path
 from memwal.ingest.spark.names import FILE_FORMATS
 from memwal.ingest.spark.schema import readable
@@ -83,6 +84,20 @@ def check_source(source: SourceSettings, schema: pa.Schema) -> None:
             _check_file(file, schema, source.schema_drift)
 
 
+def columns_of_files(settings: Settings) -> pa.Schema | None:
+    """Return the columns that the table gets from the source if [table] names none: those of its first Parquet file.
+
+    None for other sources, for files on S3, and without a file. Raises: Invalid for a file that cannot be read.
+    """
+    source = settings.source
+    if settings.table.columns or source.format != "parquet" or not source.path or is_remote(source.path):
+        return None
+    files = feed_files(local_path(source.feed)) if source.feed else _files_of(local_path(source.path), must_exist=False)
+    if not files:
+        return None
+    return pa.schema([pa.field(field.name, field.type) for field in _footer(min(files)).schema.to_arrow_schema()])
+
+
 def reads_local(source: SourceSettings) -> bool:
     """Return whether a source is known to read only files on local disks, or no files."""
     return source.format == KAFKA or (source.format in FILE_FORMATS and not is_remote(source.path))
@@ -119,13 +134,17 @@ def _files_of(path: Path, *, must_exist: bool) -> list[Path]:
         raise Invalid(f"source.path: {path}: {error.strerror}; name a directory that can be read") from None
 
 
-def _check_file(file: Path, schema: pa.Schema, drift: str) -> None:
+def _footer(file: Path) -> pq.FileMetaData:
     try:
-        footer = pq.read_metadata(file)
-        found = footer.schema.to_arrow_schema()
+        return pq.read_metadata(file)
     except (OSError, pa.ArrowException) as error:
         reason = first_line(error)
         raise Invalid(f"source.path: {file} is no readable Parquet file ({reason}); remove or replace it") from None
+
+
+def _check_file(file: Path, schema: pa.Schema, drift: str) -> None:
+    footer = _footer(file)
+    found = footer.schema.to_arrow_schema()
     for name in schema.names:
         # If columns are added while a stream runs, older files lack them.
         if name not in found.names and (drift == "ignore" or not schema.field(name).nullable):
