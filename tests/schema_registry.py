@@ -54,7 +54,8 @@ class SchemaRegistry:
             thread.join()
 
     def register(self, schema: dict[str, Any], references: list[dict[str, Any]] | None = None) -> int:
-        """Register a schema; return its id. Its subject is `subject-<id>`, version 1."""
+        """Register a schema; return its id. Its subject is `subject-<id>`, version 1; the newest schema is that of the
+        values of every topic."""
         self.schemas.append({"schema": json.dumps(schema), "references": references or []})
         return len(self.schemas)
 
@@ -67,7 +68,7 @@ class SchemaRegistry:
         if self.user and authorization != f"Basic {base64.b64encode(self.user.encode()).decode()}":
             return 401, {"error_code": 401}
         kind, name = path.split("/")[1], path.split("/")[3 if path.startswith("/schemas") else 2]
-        number = int(name.removeprefix("subject-"))
+        number = len(self.schemas) if path.endswith("-value/versions/latest") else int(name.removeprefix("subject-"))
         if kind not in ("schemas", "subjects") or not 0 < number <= len(self.schemas):
             return 404, {"error_code": 40403, "message": "Schema not found"}
         return 200, self.schemas[number - 1]

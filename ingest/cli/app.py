@@ -156,10 +156,10 @@ def init(config: Config) -> int:
     """Create the table, or check that an existing table fits the configuration; print what was done."""
     from memwal.ingest.cli import index
     from memwal.ingest.engine.table.create import initialise, ttl_text
-    from memwal.ingest.spark.source.files import columns_of_files
+    from memwal.ingest.spark.pipeline.checks import columns_of_source
 
     call = Call.of(config)
-    base, done = initialise(call.settings, call.environ, columns_of_files(call.settings))
+    base, done = initialise(call.settings, call.environ, columns_of_source(call.settings))
     indexes = ", ".join(f"{spec.column} ({spec.kind})" for spec in base.indexes) or "none"
     rules = "".join(f", {rule} {chosen}" for rule, chosen in base.rules.chosen().items())
     ttl = "" if base.ttl is None else f", {ttl_text(base.ttl)}"

@@ -57,7 +57,8 @@ class TableSettings(Section):
     append_only: bool = False
     """create the table without a key: every row is kept, duplicates too; rows cannot be looked up or deleted by key"""
     columns: dict[str, ColumnType] = Field({})
-    """column names and types, in order; used to create the table"""
+    """column names and types, in order; used to create the table; may be left out if the source names them: Parquet
+    files, Avro values"""
     indexes: dict[str, Index] = Field({})
     """column = ivf_pq, fts or btree; or a table with `type` and the parameters of the index"""
     storage_options: dict[str, Option] = Field({})

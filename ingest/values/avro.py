@@ -80,15 +80,31 @@ def writer_schema(value: bytes, registry: str, options: Options) -> Any:
     return _registered(registry, options, number)
 
 
+def newest_schema(topic: str, registry: str, options: Options) -> Any:
+    """Return the newest schema of the values of a topic, None if the registry has none.
+
+    Producers register it for the subject TOPIC-value by default (Confluent's TopicNameStrategy). Raises: as a decoder.
+    """
+    from urllib.parse import quote
+
+    subject = f"{topic}-value"
+    registered = _fetch(registry, options, f"/subjects/{quote(subject, safe='')}/versions/latest")
+    return None if registered is None else _parsed(registry, options, registered, f"the schema of {subject}")
+
+
 @lru_cache(maxsize=1024)
 def _registered(registry: str, options: Options, number: int) -> Any:
     registered = _fetch(registry, options, f"/schemas/ids/{number}")
     if registered is None:
         raise ValueError(f"schema id {number} is not in the registry")
+    return _parsed(registry, options, registered, f"schema id {number}")
+
+
+def _parsed(registry: str, options: Options, registered: dict[str, Any], what: str) -> Any:
     import fastavro
 
     if registered.get("schemaType", "AVRO") != "AVRO":
-        raise ValueError(f"schema id {number} is {registered['schemaType']}, not Avro")
+        raise ValueError(f"{what} is {registered['schemaType']}, not Avro")
     named: dict[str, Any] = {}
     _parse_references(registry, options, registered, named)
     return fastavro.parse_schema(json.loads(registered["schema"]), named_schemas=named)

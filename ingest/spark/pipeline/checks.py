@@ -18,6 +18,7 @@ from memwal.ingest.service.rpc.guard import Guard, check_address
 from memwal.ingest.settings.load import Settings
 from memwal.ingest.settings.sections import KAFKA, SourceSettings
 from memwal.ingest.spark.dlq.table import DeadLetters
+from memwal.ingest.spark.drift.kinds import new_columns
 from memwal.ingest.spark.drift.schemas import fields_of_schema
 from memwal.ingest.spark.names import check_spark_names
 from memwal.ingest.spark.pipeline.checkpoint import check_checkpoint, refuse_old_checkpoint
@@ -26,7 +27,7 @@ from memwal.ingest.spark.source.files import check_source, columns_of_files
 from memwal.ingest.spark.source.kafka.rows import record_mapping
 from memwal.ingest.spark.source.kafka.stream import check_reachable
 from memwal.ingest.tracing import check_installed
-from memwal.ingest.values.avro import inline_schema
+from memwal.ingest.values.avro import inline_schema, newest_schema
 from memwal.ingest.values.spec import VALUE, RecordMapping
 from memwal.wal import SystemClock
 
@@ -143,7 +144,7 @@ def _table(settings: Settings, environ: Mapping[str, str]) -> BaseTable | None:
 
 
 def _schema(settings: Settings, base: BaseTable | None) -> pa.Schema:
-    wanted = columns_of_files(settings) or settings.arrow_schema()
+    wanted = columns_of_source(settings) or settings.arrow_schema()
     schema = wanted if base is None else written_schema(settings, base)
     if not schema.names:
         raise Invalid(
@@ -152,6 +153,37 @@ def _schema(settings: Settings, base: BaseTable | None) -> pa.Schema:
     if base is None:
         check_flush(settings, schema)
     return schema
+
+
+def columns_of_source(settings: Settings) -> pa.Schema | None:
+    """Return the columns of a table to be created, if its configuration names none: those of the source.
+
+    None if they are configured, or if the source names no types. Raises: Invalid, Unavailable if they cannot be read.
+    """
+    source = settings.source
+    if settings.table.columns:
+        return None
+    if source.format == "parquet":
+        return columns_of_files(source)
+    avro = source.format == KAFKA and source.value_format == "avro"
+    schema = _schema_of_topic(source) if avro else None
+    if schema is None:
+        return None
+    columns, _ = new_columns(fields_of_schema(schema, source.envelope), ())
+    return pa.schema([field.remove_metadata() for field in columns])
+
+
+def _schema_of_topic(source: SourceSettings) -> Any:
+    """Return the Avro schema of the configuration, else the newest one of the first topic; None if unknown."""
+    if not source.registry:
+        return inline_schema(source.avro_schema)
+    if not source.topics:
+        return None
+    options = tuple((name, value.get_secret_value()) for name, value in source.registry_options.items())
+    try:
+        return newest_schema(source.topics[0], source.registry, options)
+    except ValueError as error:
+        raise Invalid(f"source.registry: {error}; write the columns in [table]") from None
 
 
 def _source(settings: Settings, schema: pa.Schema, key: tuple[str, ...], upsert: str) -> None:

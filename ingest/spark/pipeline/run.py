@@ -23,7 +23,7 @@ from memwal.ingest.settings.load import Settings
 from memwal.ingest.settings.sections import KAFKA, is_remote
 from memwal.ingest.spark.fleet.driver import wait_for_executors
 from memwal.ingest.spark.pipeline.checkpoint import locked
-from memwal.ingest.spark.pipeline.checks import check
+from memwal.ingest.spark.pipeline.checks import check, columns_of_source
 from memwal.ingest.spark.pipeline.daemons import Owner, check_room, owner_of
 from memwal.ingest.spark.pipeline.metrics import RunMeter
 from memwal.ingest.spark.pipeline.pages import RunPages, RunSource
@@ -31,7 +31,7 @@ from memwal.ingest.spark.pipeline.pausing import refuse_paused
 from memwal.ingest.spark.pipeline.screen import Screen
 from memwal.ingest.spark.pipeline.stream import PipelineStream
 from memwal.ingest.spark.session import configuration, start_session
-from memwal.ingest.spark.source.files import columns_of_files, reads_local
+from memwal.ingest.spark.source.files import reads_local
 from memwal.ingest.spark.source.kafka.stream import check_topics
 from memwal.ingest.threads import stop_signals
 from memwal.wal import Clock, SystemClock
@@ -75,7 +75,7 @@ def run(pipelines: Mapping[str, Settings], *, once: bool, console: Console, note
             check_topics(starting.result(), settings)
         stack.enter_context(locked([settings.checkpoint for settings in every]))
         bases = [
-            base or find_or_create(each, os.environ, columns_of_files(each))[0]
+            base or find_or_create(each, os.environ, columns_of_source(each))[0]
             for each, base in zip(every, found, strict=True)
         ]
         owners = _owners(every, screen, starting, stack)

@@ -25,7 +25,6 @@ import pyarrow.parquet as pq
 
 from memwal.ingest.errors import Invalid
 from memwal.ingest.secret_refs import resolve
-from memwal.ingest.settings.load import Settings
 from memwal.ingest.settings.sections import KAFKA, SourceSettings, is_remote, local_path
 from memwal.ingest.spark.names import FILE_FORMATS
 from memwal.ingest.spark.schema import readable
@@ -84,13 +83,12 @@ def check_source(source: SourceSettings, schema: pa.Schema) -> None:
             _check_file(file, schema, source.schema_drift)
 
 
-def columns_of_files(settings: Settings) -> pa.Schema | None:
-    """Return the columns that the table gets from the source if [table] names none: those of its first Parquet file.
+def columns_of_files(source: SourceSettings) -> pa.Schema | None:
+    """Return the columns of the first Parquet file of `source`, all nullable.
 
-    None for other sources, for files on S3, and without a file. Raises: Invalid for a file that cannot be read.
+    None for files on S3, and without a file. Raises: Invalid for a file that cannot be read.
     """
-    source = settings.source
-    if settings.table.columns or source.format != "parquet" or not source.path or is_remote(source.path):
+    if not source.path or is_remote(source.path):
         return None
     files = feed_files(local_path(source.feed)) if source.feed else _files_of(local_path(source.path), must_exist=False)
     if not files:

@@ -1,4 +1,4 @@
-"""A table whose columns are not configured gets those of the source's files, if their format names types."""
+"""A table whose columns are not configured gets those of the source, if it names types: Parquet files, Avro values."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.conftest import Cli
+from tests.schema_registry import SchemaRegistry
 
 ROWS = pa.table(
     {
@@ -60,6 +61,45 @@ def test_the_columns_of_parquet_files(command: str, cli: Cli, configured: Callab
     if name != "init":
         found = lance.dataset(tmp_path / "books.lance").to_table(columns=ROWS.column_names).sort_by("id")
         assert found.to_pylist() == ROWS.to_pylist()
+
+
+ORDER = {
+    "type": "record",
+    "name": "Order",
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "note", "type": ["null", "string"]},
+        {"name": "made", "type": {"type": "long", "logicalType": "timestamp-micros"}},
+    ],
+}
+
+
+def of_topic(config: Path, schema: str) -> None:
+    """Write a configuration of a topic of Avro values; `schema`: the setting that names their schema."""
+    source = f'format = "kafka"\nbrokers = "127.0.0.1:1"\ntopics = ["orders"]\nvalue_format = "avro"\n{schema}\n'
+    config.write_text(f'[table]\nuri = "{config.parent}/orders.lance"\nkey = ["id"]\n[source]\n{source}')
+
+
+@pytest.mark.parametrize("place", ["registry", "configuration"])
+def test_the_columns_of_avro_values(place: str, cli: Cli, tmp_path: Path) -> None:
+    config = tmp_path / "orders.toml"
+    with SchemaRegistry.started() as registry:
+        registry.register(ORDER)
+        in_registry = place == "registry"
+        of_topic(config, f"registry = '{registry.url}'" if in_registry else f"avro_schema = '{json.dumps(ORDER)}'")
+        ran = cli("init", config)
+    assert ran.code == 0, ran.err
+    schema = lance.dataset(tmp_path / "orders.lance").schema
+    kinds = {"id": pa.int64(), "note": pa.string(), "made": pa.timestamp("us", "UTC")}
+    assert {name: schema.field(name).type for name in kinds} == kinds
+
+
+def test_a_topic_without_a_schema(cli: Cli, tmp_path: Path) -> None:
+    config = tmp_path / "orders.toml"
+    with SchemaRegistry.started() as registry:
+        of_topic(config, f"registry = '{registry.url}'")
+        ran = cli("init", config)
+    assert (ran.code, "give its columns" in ran.err) == (2, True)
 
 
 def test_configured_columns_count(cli: Cli, configured: Callable[..., Path], tmp_path: Path) -> None:
