@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
+from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Literal, NoReturn
@@ -159,7 +160,7 @@ def init(config: Config) -> int:
     from memwal.ingest.spark.pipeline.checks import columns_of_source
 
     call = Call.of(config)
-    base, done = initialise(call.settings, call.environ, columns_of_source(call.settings))
+    base, done = initialise(call.settings, call.environ, partial(columns_of_source, call.settings))
     indexes = ", ".join(f"{spec.column} ({spec.kind})" for spec in base.indexes) or "none"
     rules = "".join(f", {rule} {chosen}" for rule, chosen in base.rules.chosen().items())
     ttl = "" if base.ttl is None else f", {ttl_text(base.ttl)}"

@@ -73,7 +73,7 @@ def show(pipelines: Mapping[str, Settings], environ: Mapping[str, str], *, as_js
     wrong, notices = states.count("wrong"), states.count("notice")
     if not as_json:
         told = [count(wrong, "problem")] * bool(wrong) + [count(notices, "notice")] * bool(notices)
-        console.say(f"{' and '.join(told)}; each line says how to mend it" if told else "everything is as it should be")
+        console.say(f"{' and '.join(told)}; each line names its remedy" if told else "everything is as it should be")
     return 2 if wrong else 0
 
 

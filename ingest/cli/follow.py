@@ -24,6 +24,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -97,7 +98,7 @@ def follow(call: Call, directory: str, form: str | None, *, once: bool) -> int:
     with ExitStack() as stack:
         stop = stack.enter_context(stop_signals())
         stack.enter_context(locked([settings.checkpoint]))
-        base, _ = find_or_create(settings, call.environ, _columns(settings, source.feed or directory, form))
+        base, _ = find_or_create(settings, call.environ, partial(_columns, settings, source.feed or directory, form))
         refuse_other_checkpoint(settings, base)
 
         def read(file: InputFile) -> Iterator[pa.Table]:

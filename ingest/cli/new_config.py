@@ -30,7 +30,7 @@ from memwal.ingest.spark.drift.detect import FieldsTask
 from memwal.ingest.spark.drift.kinds import new_columns
 from memwal.ingest.spark.drift.schemas import fields_of_schema
 from memwal.ingest.spark.source.kafka.stream import first_values
-from memwal.ingest.values.avro import decoder, inline_schema
+from memwal.ingest.values.avro import decoder, inline_schema, options_of
 from memwal.ingest.values.type_names import SIMPLE
 from memwal.memtable.index_spec import vector_width
 from memwal.memtable.schema import unsupported
@@ -124,7 +124,7 @@ def _of_topic(url: str) -> tuple[pa.Table, dict[str, Any]]:
 
 def _rows_of_avro(values: Sequence[bytes], source: SourceSettings) -> pa.Table:
     """Return the rows of Avro values, with the columns of their schemas; what has no type of its own becomes text."""
-    options = tuple((name, value.get_secret_value()) for name, value in source.registry_options.items())
+    options = options_of(source.registry_options)
     decode = decoder(source.avro_schema, source.registry, options)
     rows = [decode(value) for value in values]
     task = FieldsTask(frozenset(), registry=source.registry, registry_options=options)

@@ -98,7 +98,7 @@ def first_rows(rows: pa.Table, total: int) -> RenderableType:
 def cell(value: Any, width: int = CELL_WIDTH, *, grouped: bool = True) -> Text:
     """Return a value for a table; of a list, the first three values and the length.
 
-    `width`: characters to which texts and bytes are cut.
+    `width`: maximum characters of a text or of bytes; the rest is cut.
     `grouped`: print integers with thousands separators. True for counts, False for values of the user's columns.
     """
     if value is None:

@@ -12,7 +12,7 @@ import base64
 import json
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from io import BytesIO
 from typing import Any
@@ -28,8 +28,14 @@ _HEADER = struct.Struct(">bI")
 _ACCEPT = "application/vnd.schemaregistry.v1+json"
 _TIMEOUT = 30.0
 Options = tuple[tuple[str, str], ...]
+"""Settings of `registry_options`; secrets stay references."""
 HEAD = _HEADER.size
 """Length in bytes of the header that names the schema of a value."""
+
+
+def options_of(given: Mapping[str, SecretStr]) -> Options:
+    """Return `registry_options` as a value that can be hashed and pickled."""
+    return tuple((name, value.get_secret_value()) for name, value in given.items())
 
 
 def decoder(schema: str, registry: str, options: Options) -> Callable[[bytes], Any]:

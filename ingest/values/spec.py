@@ -22,6 +22,7 @@ import pyarrow as pa
 from pydantic import SecretStr
 
 from memwal.ingest.suggest import suggestion
+from memwal.ingest.values.avro import options_of
 from memwal.ingest.values.type_names import parse_type
 from memwal.ingest.values.values import ANY_TEXT, MARK_ANY, check_unit, is_text, typed
 from memwal.wal.errors import first_line
@@ -161,7 +162,7 @@ def build(source: MappingSource, schema: pa.Schema, key: Sequence[str]) -> tuple
         source.delete_when,
         source.avro_schema,
         source.registry,
-        tuple((name, value.get_secret_value()) for name, value in source.registry_options.items()),
+        options_of(source.registry_options),
     )
     return mapping, [*problems, *input_problems]
 

@@ -57,7 +57,7 @@ def test_what_is_wrong_is_told_with_the_rest_and_the_exit_code_is_2(
     assert "NO_SUCH_NAME is not set; set it" in wrong["addresses"] + wrong.get("secrets", "")
     assert {"Java", "PySpark", "storage", "disk"} <= {each["check"] for each in told if each["state"] == "ok"}
     shown = cli("doctor", config, cwd=tmp_path).out.splitlines()
-    assert shown[-1].endswith("each line says how to mend it")
+    assert shown[-1].endswith("each line names its remedy")
 
 
 def test_the_daemon_of_a_table_is_named(serve: Callable[..., Any], small_config: Callable[..., Path]) -> None:

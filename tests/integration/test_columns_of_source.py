@@ -58,6 +58,10 @@ def test_the_columns_of_parquet_files(command: str, cli: Cli, configured: Callab
     for field in ROWS.schema:
         assert schema.field(field.name).type == field.type
         assert schema.field(field.name).nullable == (field.name != "id")
+    if command == "run without Spark":  # the columns of an existing table are not read from files again
+        files_put = tmp_path / "new/1.parquet"
+        files_put.write_bytes(b"damaged")
+        assert cli(name, config, *options, cwd=tmp_path).code == 0
     if name != "init":
         found = lance.dataset(tmp_path / "books.lance").to_table(columns=ROWS.column_names).sort_by("id")
         assert found.to_pylist() == ROWS.to_pylist()
@@ -92,6 +96,7 @@ def test_the_columns_of_avro_values(place: str, cli: Cli, tmp_path: Path) -> Non
     schema = lance.dataset(tmp_path / "orders.lance").schema
     kinds = {"id": pa.int64(), "note": pa.string(), "made": pa.timestamp("us", "UTC")}
     assert {name: schema.field(name).type for name in kinds} == kinds
+    assert cli("init", config).code == 0, "an existing table needs no registry"
 
 
 def test_a_topic_without_a_schema(cli: Cli, tmp_path: Path) -> None:

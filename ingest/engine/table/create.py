@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
 import pyarrow as pa
 
@@ -17,19 +18,24 @@ from memwal.memtable import check_indexes, row_schema
 _LOG = logging.getLogger("memwal.table")
 
 
+Columns: TypeAlias = pa.Schema | Callable[[], pa.Schema | None] | None
+"""Columns that replace `table.columns`, or a function that returns them and is called only if a table is created."""
+
+
 def find_or_create(
-    settings: Settings, environ: Mapping[str, str], schema: pa.Schema | None = None
+    settings: Settings, environ: Mapping[str, str], schema: Columns = None
 ) -> tuple[flush.BaseTable, bool]:
     """Return the base table of `settings`, and whether this call created it.
 
-    `schema`: replaces `table.columns`. Raises: Invalid if the table does not exist and no schema and key are given, or
-    if it has another key or other columns; flush errors if the path holds something else.
+    Raises: Invalid if the table does not exist and no schema and key are given, or if it has another key or other
+    columns; errors of `schema`; flush errors if the path holds something else.
     """
     table, options = settings.table, settings.storage_options(environ)
     base = flush.BaseTable.find(table.uri, options, to_write=True)
     if base is not None:
         return _fitting(settings, base), False
-    wanted = schema if schema is not None else settings.arrow_schema()
+    given = schema() if callable(schema) else schema
+    wanted = settings.arrow_schema() if given is None else given
     if not len(wanted) or not (table.key or table.append_only):
         lacks = "name its key" if len(wanted) else "give its columns and its key"
         raise Invalid(
@@ -53,12 +59,10 @@ def find_or_create(
         return _fitting(settings, base), False
 
 
-def initialise(
-    settings: Settings, environ: Mapping[str, str], schema: pa.Schema | None = None
-) -> tuple[flush.BaseTable, str]:
+def initialise(settings: Settings, environ: Mapping[str, str], schema: Columns = None) -> tuple[flush.BaseTable, str]:
     """Create the table of `settings`, or adopt the existing Lance table; return it and a word for what was done.
 
-    `schema`: as for `find_or_create`. Raises: as `find_or_create`; Invalid if existing rows do not fit the key.
+    Raises: as `find_or_create`; Invalid if existing rows do not fit the key.
     """
     try:
         base, created = find_or_create(settings, environ, schema)

@@ -39,7 +39,7 @@ from memwal.ingest.spark.source.columns import PLACE, RAW_VALUE
 from memwal.ingest.spark.source.files import NO_GLOB, files_of
 from memwal.ingest.spark.source.kafka.rows import record_mapping
 from memwal.ingest.spark.task import LOOKING, task_edge
-from memwal.ingest.values.avro import HEAD, Options, inline_schema, writer_schema
+from memwal.ingest.values.avro import HEAD, Options, inline_schema, options_of, writer_schema
 from memwal.ingest.values.documents import documents, of_json
 from memwal.ingest.values.spec import VALUE
 from memwal.ingest.values.values import WHOLE
@@ -195,7 +195,7 @@ class Drift:
             return fields_of_files(frame, source, known)
         if source.avro_schema:
             return fields_of_schema(inline_schema(source.avro_schema), source.envelope)
-        options = tuple((name, value.get_secret_value()) for name, value in source.registry_options.items())
+        options = options_of(source.registry_options)
         task = FieldsTask(known, source.envelope, source.registry, options)
         found: Kinds = {}
         with LOOKING.on(frame.sparkSession):

@@ -27,7 +27,7 @@ from memwal.ingest.spark.source.files import check_source, columns_of_files
 from memwal.ingest.spark.source.kafka.rows import record_mapping
 from memwal.ingest.spark.source.kafka.stream import check_reachable
 from memwal.ingest.tracing import check_installed
-from memwal.ingest.values.avro import inline_schema, newest_schema
+from memwal.ingest.values.avro import inline_schema, newest_schema, options_of
 from memwal.ingest.values.spec import VALUE, RecordMapping
 from memwal.wal import SystemClock
 
@@ -144,14 +144,14 @@ def _table(settings: Settings, environ: Mapping[str, str]) -> BaseTable | None:
 
 
 def _schema(settings: Settings, base: BaseTable | None) -> pa.Schema:
-    wanted = columns_of_source(settings) or settings.arrow_schema()
-    schema = wanted if base is None else written_schema(settings, base)
+    if base is not None:
+        return written_schema(settings, base)
+    schema = columns_of_source(settings) or settings.arrow_schema()
     if not schema.names:
         raise Invalid(
             f"{settings.table.uri}: the table does not exist; write its columns and key in [table] to create it"
         )
-    if base is None:
-        check_flush(settings, schema)
+    check_flush(settings, schema)
     return schema
 
 
@@ -179,7 +179,7 @@ def _schema_of_topic(source: SourceSettings) -> Any:
         return inline_schema(source.avro_schema)
     if not source.topics:
         return None
-    options = tuple((name, value.get_secret_value()) for name, value in source.registry_options.items())
+    options = options_of(source.registry_options)
     try:
         return newest_schema(source.topics[0], source.registry, options)
     except ValueError as error:

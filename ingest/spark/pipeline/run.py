@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,7 +76,7 @@ def run(pipelines: Mapping[str, Settings], *, once: bool, console: Console, note
             check_topics(starting.result(), settings)
         stack.enter_context(locked([settings.checkpoint for settings in every]))
         bases = [
-            base or find_or_create(each, os.environ, columns_of_source(each))[0]
+            base or find_or_create(each, os.environ, partial(columns_of_source, each))[0]
             for each, base in zip(every, found, strict=True)
         ]
         owners = _owners(every, screen, starting, stack)
