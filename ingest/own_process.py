@@ -64,8 +64,10 @@ def without_pandas() -> None:
 
 
 def with_pandas() -> None:
-    """End `without_pandas`. What was imported in the meantime keeps to it: pyarrow converts nothing to pandas."""
-    sys.meta_path.remove(_ABSENT)
+    """End `without_pandas`, if it was called: PySpark needs pandas. pyarrow still converts nothing to pandas then, if
+    it has been imported."""
+    if _ABSENT in sys.meta_path:
+        sys.meta_path.remove(_ABSENT)
 
 
 def _open_standard_streams() -> None:

@@ -18,7 +18,7 @@ import typer
 
 from memwal.ingest.cli.command import Call, CommandConsole, Commands, exit_code, lines_of
 from memwal.ingest.errors import Invalid
-from memwal.ingest.own_process import own_process, with_pandas, without_pandas
+from memwal.ingest.own_process import own_process, without_pandas
 from memwal.ingest.service.ops.logs import silence_grpc
 
 Config = Annotated[
@@ -131,7 +131,6 @@ def serve(
         screen.say(f"serving {settings.table.uri} at {', '.join(endpoints)}")
 
     if settings.daemon.on_spark:
-        with_pandas()  # for PySpark
         from memwal.ingest.spark.fleet.driver import serve_on_spark
 
         code = serve_on_spark(settings, os.environ, lambda endpoints: say(*endpoints), take_over=take_over)
@@ -647,7 +646,7 @@ def command() -> NoReturn:
 def main() -> NoReturn:
     """Run the command in the process's arguments. Raises: SystemExit with its exit code."""
     silence_grpc()
-    if sys.argv[1:2] != ["run"]:  # PySpark needs pandas
+    if sys.argv[1:2] != ["run"]:  # always needs it, for PySpark
         without_pandas()
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # an escaped character is better than half a result

@@ -31,6 +31,7 @@ from tempfile import TemporaryDirectory
 from typing import IO, TYPE_CHECKING, Any
 
 from memwal.ingest.errors import Invalid, Unavailable
+from memwal.ingest.own_process import with_pandas
 from memwal.ingest.secret_refs import resolve_spark
 from memwal.ingest.settings.load import Settings
 from memwal.ingest.settings.sections import KAFKA, SourceSettings
@@ -195,6 +196,7 @@ def start_session(conf: Mapping[str, str]) -> SparkSession:
 
 def start_context(conf: Mapping[str, str]) -> SparkContext:
     """Start a new Spark with `conf`, without SQL, which takes long to load. Raises: as `start_session`."""
+    with_pandas()
     from py4j.protocol import Py4JError
     from pyspark import SparkConf, SparkContext
     from pyspark.errors import PySparkException

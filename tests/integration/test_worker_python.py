@@ -79,3 +79,29 @@ def test_workers_run_the_python_of_the_program(program: Callable[..., Any], tmp_
     assert ran.returncode == 1
     last = ran.stderr.splitlines()[-1]
     assert f"Spark's Python workers run {other}, which cannot import memwal: set PYSPARK_PYTHON" in last
+
+
+_COMMAND = """
+import pyarrow
+
+from memwal.ingest.own_process import without_pandas
+
+without_pandas()
+pyarrow.array([1])  # looks for pandas, as the work before a session does
+from memwal.ingest.settings.load import load
+from memwal.ingest.spark.session import configuration, start_session
+
+spark = start_session(configuration(load({"table": {"uri": "t.lance"}}, {}), 1, once=True))
+rows = spark.createDataFrame(pyarrow.table({"id": [1, 2]}))
+print(rows.mapInArrow(lambda batches: batches, "id long").toArrow()["id"].to_pylist())
+"""
+
+
+def test_a_command_that_starts_without_pandas_can_use_spark(tmp_path: Path) -> None:
+    """`memwal dlq replay` maps records in Spark, whose Python API refuses that without pandas."""
+    environ = {**os.environ, **spark_classes.environ()}
+    ran = subprocess.run(
+        [sys.executable, "-c", _COMMAND], env=environ, capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.strip() == "[1, 2]"
