@@ -95,17 +95,17 @@ class Scene(Pipeline):
 
     def look(self) -> None:
         """Start every process that is not running."""
-        for each in self.kept_process().values():
+        for each in self.kept().values():
             each.look()
 
     def close(self) -> None:
         """End every process."""
-        for each in reversed(self.kept_process().values()):
+        for each in reversed(self.kept().values()):
             each.close(5.0)
 
     def samples(self, at: float) -> Iterator[Sample]:
         """Sample every process at time `at`."""
-        for name, kept in self.kept_process().items():
+        for name, kept in self.kept().items():
             if (process := kept.process) is not None:
                 yield from of_process(at, name, kept.starts, process.pid)
         for name, pid in java_below(self.run.below()):
