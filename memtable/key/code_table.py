@@ -77,8 +77,9 @@ _faiss: Any = faiss  # faiss' type hints lack these functions
 
 
 def _free(log2: int) -> Codes:
+    """Return an empty table. Written without faiss, which would start OpenMP's threads for each calling thread."""
     slots: Codes = uninitialised((1 << log2, 2), np.int64)
-    _faiss.hashtable_int64_to_int64_init(log2, *_pointers(slots))
+    slots.fill(EMPTY)
     return slots
 
 
