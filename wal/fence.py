@@ -469,6 +469,7 @@ class _Claimer:
             writer_epoch=current.writer_epoch + 1,
             status=status,
             read_lease=max(current.read_lease, self._lease),
+            released=0,
         )
 
     @property

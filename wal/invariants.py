@@ -66,11 +66,29 @@ def _rules(current: RegionManifest, proposed: RegionManifest) -> list[tuple[bool
         (new == expected and (follows or not new), appended),
         # 10. SSTs leave from the front: kept SSTs are unchanged, and are the newest ones of the current version.
         (kept == newest, f"kept SSTs {paths} are not the newest of {current_paths}, unchanged"),
+        *_lease_rules(current, proposed),
+    ]
+
+
+def _lease_rules(current: RegionManifest, proposed: RegionManifest) -> list[tuple[bool, str]]:
+    """Return the rules of read leases and of rest, as `_rules`."""
+    ours, theirs = proposed.writer_epoch, current.writer_epoch
+    return [
         # 11. A claim keeps the lease: the claiming writer has not waited yet for the reads that the older writer may
         # answer.
         (
             ours <= theirs or proposed.read_lease >= current.read_lease,
             f"a claim lowered the read lease from {current.read_lease} to {proposed.read_lease} ms",
+        ),
+        # 12. An epoch releases the region at rest after its claim, without a lease and without SSTs.
+        (
+            not proposed.at_rest or (ours == theirs and not proposed.read_lease and not proposed.ssts),
+            f"epoch {ours} released the region in its claim, with SSTs or a read lease of {proposed.read_lease} ms",
+        ),
+        # 13. Only a claim ends the rest.
+        (
+            not (current.at_rest and ours == theirs) or proposed.at_rest,
+            f"epoch {ours} ended the rest without a claim",
         ),
     ]
 

@@ -25,6 +25,37 @@ manifest has the owner's epoch, or an entry was created in its next slot. A proo
  5. **Resize.** Keys change their region, so a resize waits in the same way for every region that it has sealed before
     it decides. The regions that it opens start without a lease.
 
+Rest: a region whose rows are all in the base table needs no owner, no lease and no claim for a read.
+
+ 1. The owner has committed its rows (model: Lease!Commit) and has waited for older leases itself. It serves the writes
+    that it has accepted, ends, and stops giving leases. *Crash: no mark exists; the next claim replays the log.*
+ 2. If no row lingers, no memtable has rows and no SST is published, it writes a manifest with `released` = its epoch,
+    `read_lease` = 0, and `replay_after` and `last_seen` at the end of its log, whose later entries hold no rows. The
+    put succeeds only if no version, thus no claim, follows the one that it knows. *Unknown outcome: the owner has
+    ended, so the mark is true whether it landed, lands late in the same slot, or never.* (model: Lease!WriteRest)
+ 3. A claim sets `released` to 0. Only the value that equals the epoch of its manifest counts, so a claim of a program
+    that keeps unknown fields ends the rest as well; Lance drops them. A committer's prune keeps the value. A claim that
+    knows this manifest continues like one that its owner has notified (`wal.fence`): the newest entry, which has the
+    applied map, is at `last_seen`, and is never collected.
+ 4. A read looks up the newest manifest *after* it begins. If the region is at rest, the read opens the base table
+    afterwards. Otherwise an owner answers it. (model: Lease!BeginStoredRead, Lease!LookAtRest, Lease!AnswerStored)
+
+Proof that such a read misses no acknowledged row. Let the lookup find epoch e at rest, and a row be acknowledged, or
+shown by another read, before the read began.
+
+ * By an owner of a higher epoch: its claim wrote a manifest before it acknowledged or showed anything, so the lookup
+   would have found the higher epoch. This also holds for `ShardWriter`. A claim that comes after the lookup is
+   concurrent with the read, whose answer counts as of the lookup. The read may show rows that a new owner has replayed
+   and committed before it shows them itself (step 3 of the leases). Every later read opens that base version as well,
+   also one of an owner whose lease still runs, which then proves its ownership anew.
+ * By epoch e: a commit removes an SST from the manifest only after the base version with its rows is durable. Without
+   SSTs and rows in memory, the row was in the base table before the mark. The owner acknowledges nothing afterwards.
+ * By a lower epoch, also if its append was in flight during the claim of e: every acknowledged entry lies below the
+   sentinel of e (`wal.fence`, step 4; model: Log!OneOwnerAcks), so e replayed and committed it. No such owner shows
+   other rows any more, because e waited for its lease before the mark.
+ * A resize and a hand-over claim the region, or leave it claimed, before they change anything: no manifest at rest is
+   the newest any more. A resize that follows the lookup is detected by the routing of the base version.
+
 Proof that no read is outdated. Let the old owner begin its last proof at time p, and the new owner put its sentinel at
 s. The proof read a manifest with the old epoch, or created a slot of the old owner, before the sentinel: p < s. The old
 owner answers reads that begin before p + lease; the new one acknowledges nothing before s + lease.

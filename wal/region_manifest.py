@@ -7,7 +7,7 @@ version is authoritative. The bytes are Lance's `ShardManifest` (proto3):
     4 wal_entry_position_last_seen u64 | 6 current_generation u64 | 8 repeated SsTable | 10 shard_spec_id u32 |
     11 UUID{1 bytes(16)} | 15 status enum
     memwal's fields, which Lance ignores: 50001 memwal_edit_id string, at the front | 50003 memwal_claim_id string |
-    50004 memwal_read_lease u32, milliseconds | 50005 memwal_log_id string |
+    50004 memwal_read_lease u32, milliseconds | 50005 memwal_log_id string | 50006 memwal_released u64 |
     50002 memwal_crc32 fixed32, the last 7 bytes
     SsTable: 1 generation u64 | 2 path string | optional u64 3 in_memory_bytes, 4 physical_rows, 5 primary_key_bytes
 
@@ -57,6 +57,8 @@ it.
 """
 LOG_ID_FIELD = 50005
 """A memwal field: the edit id of version 1. Every later version and every entry of the region's log carries it."""
+RELEASED_FIELD = 50006
+"""A memwal field: the writer epoch that released the region while every row was in the base table (`wal.lease`)."""
 
 
 _OPTIONAL = ("in_memory_bytes", "physical_rows", "primary_key_bytes")
@@ -85,6 +87,7 @@ _FIELDS: MessageFields = {
         (CHECKSUM_FIELD, "memwal_crc32", _Field.TYPE_FIXED32),
         (READ_LEASE_FIELD, "memwal_read_lease", _U32),
         (LOG_ID_FIELD, "memwal_log_id", _STRING),
+        (RELEASED_FIELD, "memwal_released", _U64),
     ),
 }
 
@@ -164,6 +167,8 @@ class RegionManifest:
     status: RegionStatus = RegionStatus.ACTIVE
     read_lease: int = 0
     """How long, in milliseconds, the owner answers reads from memory after a proof of ownership; see `wal.lease`."""
+    released: int = 0
+    """The writer epoch that released the region at rest; 0 if none did since the last claim. See `at_rest`."""
     edit_id: str = field(default="", compare=False)
     """Fresh per written version, so that two writers never propose the same bytes; "" if Lance wrote it."""
     claim_id: str = field(default="", compare=False)
@@ -176,6 +181,14 @@ class RegionManifest:
     """
     foreign: bytes = field(default=b"", repr=False)
     """Protobuf fields that another writer added, preserved unread."""
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether the owner has released the region, and every acknowledged row is in the base table.
+
+        A value of an older epoch proves nothing: another owner has claimed the region since. (model: Lease!LookAtRest)
+        """
+        return self.released == self.writer_epoch
 
     def encode(self) -> bytes:
         """Return the object's bytes. Equal manifests with equal edit ids give equal bytes."""
@@ -193,6 +206,7 @@ class RegionManifest:
         message.memwal_claim_id = self.claim_id
         message.memwal_log_id = self.log_id
         message.memwal_read_lease = self.read_lease
+        message.memwal_released = self.released
         # The edit id is first, so that a truncated object shows that memwal wrote it and that its checksum is missing.
         edit_id = SHARD_MANIFEST(memwal_edit_id=self.edit_id).SerializeToString()
         body = bytes(edit_id + message.SerializeToString(deterministic=True))
@@ -218,6 +232,7 @@ class RegionManifest:
             ssts=tuple(map(_sst_from, message.sstables)),
             status=status,
             read_lease=message.memwal_read_lease,
+            released=message.memwal_released,
             edit_id=message.memwal_edit_id,
             claim_id=message.memwal_claim_id,
             log_id=message.memwal_log_id,

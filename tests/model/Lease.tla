@@ -26,7 +26,7 @@ CONSTANTS
   Bug          \* the planted bug, "none" for the protocol as it is
 
 VARIABLES
-  manifest,    \* the newest one: its epoch and read lease
+  manifest,    \* the newest one: its epoch, read lease, the epoch that left it at rest, the newest position in the base
   log,         \* by position: the epoch of the entry, a sentinel's too
   writer,      \* the memory of each writer
   read,        \* the read under way; one at a time, since no read depends on another that has not ended
@@ -47,13 +47,14 @@ Fresh == [pc |-> "idle", epoch |-> 0, told |-> 0, lease |-> 0, before |-> 0, wai
 (* shown: its newest visible position.   cover: units that the lease of its newest proof still has.                   *)
 (* put, look: an append and a look at the manifest under way, and what would be left of a lease that began with them. *)
 
-NoRead == [by |-> "nobody", step |-> "none", must |-> 0]
+NoRead == [by |-> "nobody", step |-> "none", must |-> 0, shown |-> 0]
 (* by: the writer that answers it.   must: what the read must see, since it was acknowledged, or seen by another read, before this one began. *)
+(* shown: what it shows, of a read that storage answers.                                                              *)
 
 (* The first writer owns the region, which has no entry yet. *)
 First == CHOOSE w \in Writers : w \in Patient \/ Patient = {}
 Init ==
-  /\ manifest = [epoch |-> 1, lease |-> Setting(First)]
+  /\ manifest = [epoch |-> 1, lease |-> Setting(First), rest |-> 0, committed |-> 0]
   /\ log = <<>>
   /\ writer = [w \in Writers |-> IF w = First THEN [Fresh EXCEPT !.pc = "serving", !.epoch = 1, !.lease = Setting(w)]
                                  ELSE Fresh]
@@ -82,13 +83,14 @@ HearRelease(w, former) ==
   /\ Becomes(w, [writer[w] EXCEPT !.told = writer[former].epoch])
   /\ UNCHANGED <<manifest, log, read, History>>
 
+(* A claim of memwal clears `rest`; another program's may keep it, and nothing relies on that.                         *)
 (* The claim's manifest keeps the longer lease.  An owner that told the claimer of its end answers nothing any more. *)
 RaiseEpoch(w) ==
   LET lease == IF Bug = "ClaimShortensTheLease" THEN Setting(w) ELSE Max(manifest.lease, Setting(w))
       isTold == writer[w].told = manifest.epoch \/ (Bug = "AskerNeverWaits" /\ writer[w].told > 0)
   IN /\ writer[w].pc = "idle"
      /\ manifest.epoch < MaxEpoch
-     /\ manifest' = [epoch |-> manifest.epoch + 1, lease |-> lease]
+     /\ manifest' = [manifest EXCEPT !.epoch = @ + 1, !.lease = lease]
      /\ Becomes(w, [Fresh EXCEPT !.pc = "raised", !.epoch = manifest.epoch + 1, !.lease = lease,
                                  !.before = IF isTold THEN 0 ELSE manifest.lease])
      /\ UNCHANGED <<log, read, History>>
@@ -133,7 +135,7 @@ Acknowledge(w) ==
 BeginRead(w) ==
   /\ Serving(w)
   /\ read.step = "none"
-  /\ read' = [by |-> w, step |-> "begun", must |-> Max(acked, answered)]
+  /\ read' = [NoRead EXCEPT !.by = w, !.step = "begun", !.must = Max(acked, answered)]
   /\ UNCHANGED <<manifest, log, writer, History>>
 
 (* The lease covers the read, then or while it waits for a proof; or a proof is to begin after this moment. *)
@@ -164,10 +166,12 @@ EndProof(w) ==
              /\ IF IsRead(w, covers) THEN Reads("covered") ELSE UNCHANGED read
      /\ UNCHANGED <<manifest, log, History>>
 
-(* From memory, however late; also by an owner that has released the region meanwhile. *)
+(* From memory and the newest base, however late; also by an owner that has released the region meanwhile. Where the     *)
+(* base has a generation that is in its memory, the owner asks storage again, which is left out here.                  *)
+Shown(w) == Max(writer[w].shown, manifest.committed)
 Answer(w) ==
   /\ IsRead(w, {"covered"})
-  /\ answered' = Max(answered, writer[w].shown)
+  /\ answered' = Max(answered, Shown(w))
   /\ Dropped(w)
   /\ UNCHANGED <<manifest, log, writer, acked>>
 
@@ -189,6 +193,42 @@ WriteRelease(w) ==
   /\ manifest.epoch = writer[w].epoch
   /\ manifest' = [manifest EXCEPT !.lease = 0]
   /\ UNCHANGED <<log, writer, read, History>>
+
+(* -- Rest: reads of a region that its owner has released, answered by storage ----------------------------------------- *)
+
+(* Flush and commit, which an owner may do while it waits: of what it has replayed. *)
+Commit(w) ==
+  /\ Serving(w)
+  /\ manifest.epoch = writer[w].epoch
+  /\ manifest.committed < writer[w].shown
+  /\ manifest' = [manifest EXCEPT !.committed = writer[w].shown]
+  /\ UNCHANGED <<log, writer, read, History>>
+
+WriteRest(w) ==
+  /\ writer[w].pc = "ended"
+  /\ manifest.epoch = writer[w].epoch
+  /\ manifest.committed = writer[w].shown \/ Bug = "RestsWithARow"
+  /\ manifest' = [manifest EXCEPT !.lease = 0, !.rest = writer[w].epoch]
+  /\ UNCHANGED <<log, writer, read, History>>
+
+BeginStoredRead ==
+  /\ read.step = "none"
+  /\ read' = [NoRead EXCEPT !.by = "storage", !.step = "begun", !.must = Max(acked, answered)]
+  /\ UNCHANGED <<manifest, log, writer, History>>
+
+(* One look at the newest manifest. If it is not at rest, the read becomes one of an owner, after a claim. *)
+LookAtRest ==
+  LET atRest == manifest.rest = manifest.epoch \/ (Bug = "RestOfAnyEpoch" /\ manifest.rest > 0)
+  IN /\ IsRead("storage", {"begun"})
+     /\ read' = IF atRest THEN [read EXCEPT !.step = "captured", !.shown = manifest.committed] ELSE NoRead
+     /\ UNCHANGED <<manifest, log, writer, History>>
+
+(* From a base version opened afterwards, in which rows of a newer owner may be by now. *)
+AnswerStored ==
+  /\ IsRead("storage", {"captured"})
+  /\ \E shown \in read.shown .. manifest.committed : answered' = Max(answered, shown)
+  /\ read' = NoRead
+  /\ UNCHANGED <<manifest, log, writer, acked>>
 
 -----------------------------------------------------------------------------
 (* Storage takes a put and answers a look at some moment between the request and the answer. *)
@@ -238,6 +278,11 @@ Next ==
        \/ Answer(w)
        \/ EndReads(w)
        \/ WriteRelease(w)
+       \/ Commit(w)
+       \/ WriteRest(w)
+  \/ BeginStoredRead
+  \/ LookAtRest
+  \/ AnswerStored
   \/ Environment
 
 Spec == Init /\ [][Next]_vars
@@ -247,7 +292,9 @@ Spec == Init /\ [][Next]_vars
 
 (* Once a read may be answered from memory, it sees all that was acknowledged or seen before it began, by any owner. *)
 (* So acknowledged writes and answers of reads are linearizable: they have the order of the log.                     *)
-NoStaleRead == \A w \in Writers : IsRead(w, {"covered"}) => writer[w].shown >= read.must
+NoStaleRead ==
+  /\ \A w \in Writers : IsRead(w, {"covered"}) => Shown(w) >= read.must
+  /\ IsRead("storage", {"captured"}) => read.shown >= read.must
 
 (* Why: a newer owner waits longer than an older one is covered, also by proofs whose answers are still under way. *)
 Coverage(w) ==
@@ -263,5 +310,6 @@ WaitOutlastsLeases ==
 NeverAcked == acked = 0
 NeverTwoOwners == \A w, v \in Writers : Serving(w) /\ Serving(v) => w = v
 NeverAnsweredByNewOwner == \A w \in Writers : ~(IsRead(w, {"covered"}) /\ writer[w].epoch = 2)
+NeverAnsweredAtRest == ~(IsRead("storage", {"captured"}) /\ read.must > 0)
 NeverOldButRight == \A w \in Writers : IsRead(w, {"covered"}) => writer[w].shown >= acked
 =============================================================================

@@ -24,7 +24,7 @@ CONSTANTS
   Bug          \* the planted bug, "none" for the protocol as it is
 
 VARIABLES
-  manifest,    \* the newest one: its epoch, replay_after, and the rows in SSTs and the base
+  manifest,    \* the newest one: its epoch, replay_after, the rows in SSTs and the base, whether its owner rests
   edits,       \* manifests that were sent as the next one, and may still follow the newest
   entry,       \* by position: what the slot holds
   late,        \* pairs of positions of which storage got the lower one later, by the times that it tells
@@ -43,7 +43,7 @@ Positions == 1 .. MaxEpoch + Cardinality(Tokens)
 Entry(epoch, row, map) == [epoch |-> epoch, row |-> row, map |-> map]
 
 NoFlush == [after |-> 0, rows |-> {}]
-Fresh == [pc |-> "idle", base |-> [epoch |-> 0, after |-> 0, flushed |-> {}],
+Fresh == [pc |-> "idle", base |-> [epoch |-> 0, after |-> 0, flushed |-> {}, rest |-> FALSE],
           pos |-> 0, at |-> 0, applied |-> {}, rows |-> {}, row |-> None, proved |-> FALSE, frozen |-> NoFlush]
 (* base: the newest manifest that the writer knows; once claimed, of its own epoch.   pos: its newest position.        *)
 (* at: replay has read up to here; at + 1 is its sentinel in the end.   applied, rows: its map, and its rows in no SST. *)
@@ -55,7 +55,7 @@ Idle == [pc |-> "idle", boundary |-> 0, listed |-> {}, epochs |-> [p \in Positio
 (* epochs: those that it has read; 0: not read, Gone: nothing to read.                                                 *)
 
 Init ==
-  /\ manifest = [epoch |-> 0, after |-> 0, flushed |-> {}]
+  /\ manifest = [epoch |-> 0, after |-> 0, flushed |-> {}, rest |-> FALSE]
   /\ edits = {}
   /\ entry = [p \in Positions |-> Empty]
   /\ late = {}
@@ -101,7 +101,7 @@ Follows(next) == manifest' = next /\ edits' = {}
 
 RaiseEpoch(w) ==
   LET me == writer[w]
-      mine == [me.base EXCEPT !.epoch = @ + 1]
+      mine == [me.base EXCEPT !.epoch = @ + 1, !.rest = FALSE]
   IN /\ me.pc = "read"
      /\ IF manifest = me.base
         THEN /\ Follows(mine)
@@ -271,6 +271,19 @@ Release(w) ==
   /\ Becomes(w, [Fresh EXCEPT !.pc = "released", !.base = writer[w].base, !.pos = writer[w].pos])
   /\ UNCHANGED <<Storage, collector, acked>>
 
+(* An owner without rows in memory ends, and says so in the manifest. It does not wait for the answer. *)
+Rest(w) ==
+  LET me == writer[w]
+      next == [me.base EXCEPT !.after = IF Bug = "RestsBeforeItFlushed" THEN @ ELSE me.pos, !.rest = TRUE]
+  IN /\ me.pc = "serving"
+     /\ me.frozen = NoFlush
+     /\ me.rows = {} \/ Bug = "RestsBeforeItFlushed"
+     /\ manifest = me.base
+     /\ Becomes(w, Fresh)
+     /\ \/ Follows(next)
+        \/ edits' = edits \cup {next} /\ UNCHANGED manifest
+     /\ UNCHANGED <<Log, collector, acked>>
+
 -----------------------------------------------------------------------------
 (* Collection of entries: the boundary; the listing; one header after the other; the listing again, and the verdict;   *)
 (* one delete after the other in any order.                                                                           *)
@@ -408,6 +421,7 @@ Next ==
        \/ SendEdit(w)
        \/ Publish(w)
        \/ Release(w)
+       \/ Rest(w)
   \/ \E c \in Collectors :
        \/ ReadBoundary(c)
        \/ ListEntries(c)
@@ -423,7 +437,7 @@ Owner == CHOOSE w \in Writers : TRUE
 Sleeper == CHOOSE w \in Writers \ {Owner} : TRUE
 Asleep ==
   LET of(epoch, pc) == [Fresh EXCEPT !.pc = pc, !.base = [manifest EXCEPT !.epoch = epoch], !.proved = epoch = 1]
-  IN /\ manifest = [epoch |-> 2, after |-> 0, flushed |-> {}]
+  IN /\ manifest = [epoch |-> 2, after |-> 0, flushed |-> {}, rest |-> FALSE]
      /\ entry = [p \in Positions |-> Empty]
      /\ edits = {} /\ late = {} /\ sent = {} /\ acked = {}
      /\ writer = [w \in Writers |-> CASE w = Owner -> of(1, "serving") [] w = Sleeper -> of(2, "sentinel")
@@ -446,10 +460,10 @@ Claimed ==
       other == CHOOSE t \in Tokens \ {row} : TRUE
       sentinel == Entry(2, None, {row})
       second == Entry(2, other, {row, other})
-      flushed == [epoch |-> 2, after |-> 3, flushed |-> {row, other}]
+      flushed == [epoch |-> 2, after |-> 3, flushed |-> {row, other}, rest |-> FALSE]
       newer == [Fresh EXCEPT !.pc = "serving", !.base = flushed, !.pos = 3, !.at = 1, !.applied = {row, other},
                              !.proved = TRUE]
-      asleep == [Fresh EXCEPT !.base = [epoch |-> 1, after |-> 0, flushed |-> {}], !.proved = TRUE]
+      asleep == [Fresh EXCEPT !.base = [epoch |-> 1, after |-> 0, flushed |-> {}, rest |-> FALSE], !.proved = TRUE]
       before == [asleep EXCEPT !.pc = "serving", !.pos = 1, !.applied = {row}, !.rows = {row}]
       without == [asleep EXCEPT !.pc = "append", !.row = row]
   IN /\ manifest = flushed
@@ -470,6 +484,9 @@ Symmetry == Permutations(Writers) \cup Permutations(Collectors) \cup Permutation
 (* What must hold. *)
 
 NoAckedRowLost == acked \subseteq manifest.flushed \cup RowsOf(Tail)
+
+(* A read that finds the region at rest needs no owner: whoever acknowledged a row has flushed it. *)
+RestHasAll == manifest.rest => acked \subseteq manifest.flushed
 
 NoRowTwice ==
   \A p \in Tail : entry[p].row # None =>
@@ -512,5 +529,6 @@ AppendsEnd == \A w \in Writers : writer[w].pc \in Appending ~> writer[w].pc \not
 (* Not vacuous: each of these must be violated. *)
 NeverAcked == acked = {}
 NeverTakenOver == \A w \in Writers : ~(Serving(w) /\ writer[w].base.epoch = 2)
+NeverAtRest == ~(manifest.rest /\ acked # {})
 NeverDeposed == \A w \in Writers : ~(Serving(w) /\ writer[w].base.epoch < manifest.epoch)
 =============================================================================

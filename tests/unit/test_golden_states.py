@@ -63,6 +63,7 @@ MANIFEST = RegionManifest(
 )
 CLAIMED = RegionManifest(9, 5, REGION, 1, 300, 301, 8, edit_id="0123456789abcdef" * 2, claim_id="f" * 32)
 OF_A_LOG = replace(CLAIMED, log_id="e" * 32)
+RELEASED = replace(OF_A_LOG, released=5)
 SEALED = RegionManifest(9, 5, REGION, 1, 300, 301, 8, (), RegionStatus.SEALED, edit_id="fedcba9876543210" * 2)
 VERSIONS = ("2.0", "2.1", "2.2")
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("n", pa.int64())])
@@ -78,6 +79,7 @@ SPECS = (IndexSpec("n", "btree"),)
         ("region_manifest", MANIFEST),
         ("region_manifest_claimed", CLAIMED),
         ("region_manifest_of_a_log", OF_A_LOG),
+        ("region_manifest_released", RELEASED),
         ("region_manifest_sealed", SEALED),
     ],
 )
@@ -105,6 +107,17 @@ def test_lance_reads_our_manifest_and_writes_its_own_of_the_same_content(tmp_pat
     theirs = RegionManifest.decode(kept)
     assert (theirs.writer_epoch, theirs.edit_id, theirs.foreign) == (5, "", b"")
     assert theirs == RegionManifest(2, 5, REGION, current_generation=8, ssts=MANIFEST.ssts)
+
+
+def test_a_claim_of_lances_writer_ends_the_rest(tmp_path: Path) -> None:
+    """It drops memwal's fields."""
+    base = BaseTable.create(str(tmp_path), SCHEMA, ["id"], 1, [], wal_format="arrow")
+    store = LocalStore(base.uri)
+    store.put(manifest_key(REGION, 1), replace(RELEASED, version=1).encode())
+    lance.dataset(base.uri).mem_wal_writer(str(REGION)).close()
+    claimed = ManifestStore(store, REGION).latest()
+    assert claimed is not None
+    assert (claimed.writer_epoch, claimed.released, claimed.at_rest) == (6, 0, False)
 
 
 def test_the_hint_beside_a_manifest() -> None:

@@ -39,6 +39,8 @@ NEXT = replace(NOW, version=8)
         replace(NEXT, ssts=(S4,)),
         replace(NEXT, ssts=()),
         replace(NEXT, status=RegionStatus.SEALED),
+        replace(NEXT, ssts=(), released=2),
+        replace(NEXT, writer_epoch=3, released=2),  # by another program; it proves nothing
     ],
 )
 def test_allowed(proposed: RegionManifest) -> None:
@@ -65,11 +67,24 @@ def test_allowed(proposed: RegionManifest) -> None:
         replace(NEXT, ssts=(S3,)),
         replace(NEXT, ssts=(S3, replace(S4, physical_rows=1))),
         replace(NEXT, ssts=(SsTable(2, "00000002_gen_2"), S3, S4)),
+        replace(NEXT, ssts=(), writer_epoch=3, released=3),
+        replace(NEXT, ssts=(), released=2, read_lease=500),
+        replace(NEXT, ssts=(S4,), released=2),
     ],
 )
 def test_refused_naming_the_rule(proposed: RegionManifest) -> None:
     with raises(InvariantViolation):
         check_succession(NOW, proposed)
+
+
+def test_a_region_at_rest_stays_at_rest_until_the_next_claim() -> None:
+    now, following = replace(NOW, ssts=(), released=2), replace(NEXT, ssts=(), released=2)
+    check_succession(now, following)  # an edit of a committer
+    check_succession(now, replace(NEXT, ssts=(), writer_epoch=3))
+    check_succession(now, replace(following, writer_epoch=3))  # by another program
+    for wrong in (replace(following, released=0), replace(following, current_generation=6, ssts=(S5,))):
+        with raises(InvariantViolation):
+            check_succession(now, wrong)
 
 
 def test_a_sealed_region_stays_sealed() -> None:
