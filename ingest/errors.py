@@ -33,10 +33,16 @@ R = TypeVar("R")
 
 UNAUTHENTICATED = "unauthenticated"
 """Invalid: the daemon rejected the token."""
+NO_TABLE = "no_table"
+"""Invalid: the daemon has no table of this name, or several tables and the call names none."""
 PROTOCOL = "protocol"
 """Invalid: the two processes have incompatible protocol versions."""
 BUSY = "busy"
-"""Unavailable: the region has reached its back-pressure limit, or the daemon its limit of calls."""
+"""Unavailable: the region or the table has reached a limit, named in `details["limit"]`, or the daemon its limit of
+calls."""
+UNFLUSHED_MAX, PENDING_MAX = "memtable.unflushed_max", "commit.pending_max"
+MEMORY_MAX, PUT_RATE_MAX = "table.memory_max", "table.put_rate_max"
+"""The limits that reject puts, by the names of their settings."""
 FLUSH_FAILING = "flush_failing"
 """Unavailable: memtables are full because flushes fail. Waiting does not help, so clients raise it at once."""
 DRAINING = "draining"

@@ -17,13 +17,14 @@ from pydantic import ValidationError
 
 from memwal.ingest.errors import Invalid
 from memwal.ingest.secret_refs import redacted
+from memwal.ingest.settings.fleet import listed
 from memwal.ingest.settings.problems import Problem, of_section, section_type, unknown_section
 from memwal.ingest.settings.rules import conflicts, relations
-from memwal.ingest.settings.sections import Settings
-from memwal.ingest.settings.values import Section
+from memwal.ingest.settings.sections import TABLES, Settings
+from memwal.ingest.settings.values import Section, check_table_name
 from memwal.ingest.suggest import suggestion
 
-__all__ = ["Settings", "load", "load_every", "pipelines_of"]
+__all__ = ["Settings", "load", "load_every", "load_tables", "pipelines_of"]
 
 PREFIX = "MEMWAL__"
 PIPELINES = "pipelines"
@@ -37,26 +38,48 @@ def load(
     environ: Mapping[str, str],
     overrides: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Settings:
-    """Return the settings of a TOML path, a dict of sections or nothing (defaults).
+    """Return the settings of one table, the only one of the configuration. Arguments as of `load_tables`.
+
+    Raises: Invalid as `load_tables`, or if the configuration has several tables.
+    """
+    settings = load_tables(source, environ, overrides)
+    if not settings.is_fleet:
+        return settings
+    if len(settings.names) == 1:
+        return settings.of_table(settings.names[0])
+    place = settings.fleet.prefix or listed(list(settings.names))
+    raise Invalid(f"{_sections(source)[0]}: it has several tables ({place}); write a file with [table] for one of them")
+
+
+def load_tables(
+    source: str | Path | Mapping[str, Any] | None,
+    environ: Mapping[str, str],
+    overrides: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Settings:
+    """Return the settings of a TOML path, a dict of sections or nothing (defaults), for one or several tables.
 
     `environ` overrides `source`; `overrides` overrides both. A path may name one of the file's pipelines after a
-    colon, as in `kafka.toml:orders`.
+    colon, as in `kafka.toml:orders`. `Settings.of_table` returns the settings of one table.
     Raises: Invalid with one line per problem, each naming the file or variable, the section, the key and the fix.
     """
     name, content = _sections(source)
     lines = [_line(name, unknown_section(key, value)) for key, value in content.items() if not _is_section(key, value)]
     raw: Raw = {key: dict(value) for key, value in content.items() if _is_section(key, value)}
+    tables, misnamed = _tables(raw.pop("tables", {}))
+    raw |= tables
+    lines += [_line(name, problem) for problem in misnamed]
     origins: Origins = {}
     lines += _fold_environment(raw, origins, environ)
     for section, values in (overrides or {}).items():
         raw.setdefault(section, {}).update(values)
-    refused: set[tuple[str, str]] = set()
+    refused = {("table", "uri")} if misnamed else set[tuple[str, str]]()
     sections: dict[str, Section] = {}
     problems: list[Problem] = []
-    for section in Settings.model_fields:
+    for section in [*Settings().sections(), *tables]:
         sections[section], section_problems = _validated(section, raw.get(section, {}), refused)
         problems += section_problems
-    settings = Settings(**sections)  # type: ignore[arg-type]
+    named = {section.removeprefix(TABLES): sections.pop(section) for section in tables}
+    settings = Settings(**sections, tables=named)  # type: ignore[arg-type]
     for problem in [*problems, *relations(settings, refused)]:
         origin = origins.get((problem.section, problem.key.partition(".")[0]), name)
         lines.append(_line(origin, problem))
@@ -82,7 +105,7 @@ def load_every(path: str | Path, environ: Mapping[str, str]) -> dict[str, Settin
     lines: list[str] = []
     for pipeline in pipelines_of(path):
         try:
-            settings[pipeline] = load(pipeline, environ)
+            settings[pipeline] = load_tables(pipeline, environ)
         except Invalid as error:
             lines += error.lines
     lines = lines or list(conflicts(list(settings.values())))
@@ -161,6 +184,20 @@ def _unquoted(text: str, problem: str) -> str | None:
     return f"line {place[1]}, column {place[2]}: {rule}{example}"
 
 
+def _tables(content: Mapping[str, Any]) -> tuple[Raw, list[Problem]]:
+    """Return the sections [tables.NAME] by their whole names, and the problems of those that are left out."""
+    tables: Raw = {}
+    problems = []
+    for name, values in content.items():
+        try:
+            if not isinstance(values, Mapping):
+                raise ValueError(f"{name!r} is not a section; write [tables.NAME] and the table's settings below it")
+            tables[TABLES + check_table_name(name)] = dict(values)
+        except ValueError as error:
+            problems.append(Problem("tables", name, str(error)))
+    return tables, problems
+
+
 def _is_section(key: str, value: object) -> bool:
     return key in Settings.model_fields and isinstance(value, Mapping)
 
@@ -178,7 +215,19 @@ def _fold_environment(raw: Raw, origins: Origins, environ: Mapping[str, str]) ->
     lines = []
     for variable in sorted(name for name in environ if name.startswith(PREFIX)):
         section, _, key = variable.removeprefix(PREFIX).lower().partition("__")
-        if section not in Settings.model_fields:
+        if section == "tables":
+            name, _, key = key.rpartition("__")
+            sections = (each for each in raw if each.startswith(TABLES))
+            tables = {each: re.sub("[.-]", "_", each.removeprefix(TABLES)).upper() for each in sections}
+            meant = [each for each, spelled in tables.items() if spelled == name.upper()]
+            if len(meant) != 1:
+                hint = suggestion(name.upper(), tables.values(), "{}") if tables else "; the file has no [tables.NAME]"
+                lines.append(
+                    f"{variable}: {'several tables have' if meant else 'no table has'} the name {name!r}{hint}"
+                )
+                continue
+            (section,) = meant
+        if section not in raw and section not in Settings.model_fields:
             hint = suggestion(section, Settings.model_fields, "[{}]")
             lines.append(f"{variable}: unknown section [{section}]{hint}")
         elif key not in section_type(section).model_fields:

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from memwal.ingest.settings.sections import Settings
+from memwal.ingest.settings.sections import TABLES, Settings, TableSettings
 from memwal.ingest.settings.values import Section
 from memwal.ingest.suggest import suggestion
 
-_HIDDEN_FIELDS = ("storage_options", "options", "registry_options", "spark", "token", "write_token", "read_token")
+_HIDDEN_FIELDS = (
+    "storage_options",
+    "options",
+    "registry_options",
+    "spark",
+    "token",
+    "write_token",
+    "read_token",
+    "tokens",
+)
 _WANTED = {
     "string_type": "must be text in quotes",
     "string_too_short": "must not be empty",
@@ -41,19 +50,26 @@ class Problem:
     text: str
     needs: tuple[tuple[str, str], ...] = ()
 
+    def of_table(self, section: str) -> Problem:
+        """Return the problem with `section`, that of a table, in place of [table]."""
+        needs = tuple((section if place == "table" else place, key) for place, key in self.needs)
+        return replace(self, section=section if self.section == "table" else self.section, needs=needs)
+
 
 def unknown_section(name: str, value: object) -> Problem:
     """Return the problem of a top-level name that is not a section. For a setting, it names the right section."""
     sections = Settings.model_fields
     if isinstance(value, Mapping):
         return Problem(name, "", f"unknown section [{name}]{suggestion(name, sections, '[{}]')}")
-    homes = [section for section in sections if name in section_type(section).model_fields]
+    homes = [section for section in Settings().sections() if name in section_type(section).model_fields]
     hint = f"; put it under [{homes[0]}]" if homes else suggestion(name, sections, "[{}]")
     return Problem("", name, f"setting {name!r} is outside every section{hint}")
 
 
 def section_type(section: str) -> type[Section]:
-    """Return the model of a section by its name."""
+    """Return the model of a section by its name, such as `wal` or `tables.orders`."""
+    if section.startswith(TABLES):
+        return TableSettings
     annotation = Settings.model_fields[section].annotation
     if not isinstance(annotation, type) or not issubclass(annotation, Section):
         raise TypeError(f"[{section}] is not declared as a Section")

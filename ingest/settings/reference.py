@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 from collections.abc import Mapping
 from typing import Any, Literal, get_args, get_origin
@@ -12,11 +13,12 @@ from pydantic.fields import FieldInfo
 
 from memwal.ingest.secret_refs import redacted, shown
 from memwal.ingest.settings.problems import section_type
-from memwal.ingest.settings.sections import Settings
-from memwal.ingest.settings.values import format_duration, format_size, parse_duration, parse_size
+from memwal.ingest.settings.sections import TABLES, Settings
+from memwal.ingest.settings.values import Section, format_duration, format_size, parse_duration, parse_size
 
 _WIDTH = 118
 """Maximum characters of a comment line."""
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
 _HEADER = """\
 # Every setting of memwal at its default: the reference of the configuration. Copy the keys that you change.
 # Any key can be set from the environment too: MEMWAL__SECTION__KEY, for example MEMWAL__WAL__RETRY_BUDGET=1min.
@@ -30,17 +32,23 @@ def to_dict(settings: Settings, *, hide: bool = False) -> dict[str, dict[str, An
     References to secrets stay references. With `hide`, literal values of secret options are replaced, and the result
     cannot be loaded.
     """
-    return {
-        section: {key: _plain(field, getattr(part, key), hide) for key, field in type(part).model_fields.items()}
-        for section, part in settings
-    }
+    values: dict[str, dict[str, Any]] = {}
+    for section, part in settings.sections().items():
+        plain = {key: _plain(field, getattr(part, key), hide) for key, field in type(part).model_fields.items()}
+        if section.startswith(TABLES):
+            values.setdefault("tables", {})[section.removeprefix(TABLES)] = plain
+        else:
+            values[section] = plain
+    return values
 
 
 def render_settings(settings: Settings, *, comments: bool = False) -> str:
     """Render the settings as TOML with hidden secrets. With `comments`, each section and key is preceded by its
     meaning."""
     parts = [_HEADER] if comments else []
-    for section, values in to_dict(settings, hide=True).items():
+    every: dict[str, Any] = to_dict(settings, hide=True)
+    tables = every.pop("tables", {})
+    for section, values in (every | {f"{TABLES}{key_name(name)}": table for name, table in tables.items()}).items():
         model = section_type(section)
         lines = [f"# {(model.__doc__ or '').splitlines()[0]}"] if comments else []
         lines.append(f"[{section}]")
@@ -67,8 +75,8 @@ def _printable(name: str, value: Any, hide: bool) -> Any:
     """Return the value of the option `name`; with `hide`, without secrets."""
     if isinstance(value, SecretStr):
         return shown(name, value) if hide else value.get_secret_value()
-    if isinstance(value, Mapping):
-        return {key: _printable(key, each, hide) for key, each in value.items()}
+    if isinstance(value, Mapping | Section):
+        return {key: _printable(key, each, hide) for key, each in dict(value).items()}
     if isinstance(value, list | tuple):
         return [_printable("", each, hide) for each in value]
     return redacted(value) if hide and isinstance(value, str) else value
@@ -86,6 +94,11 @@ def _choices(field: FieldInfo) -> str:
         return ""
     others = [_quoted(choice) for choice in get_args(field.annotation) if choice not in ("", field.default)]
     return f"  # or {', '.join(others)}"
+
+
+def key_name(name: str) -> str:
+    """Render a TOML key: quoted, unless it has only letters, digits, `_` and `-`."""
+    return name if _BARE.fullmatch(name) else _quoted(name)
 
 
 def toml_value(value: Any) -> str:

@@ -5,6 +5,7 @@ A problem that depends on a rejected value is dropped (`Problem.needs`), so one 
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -16,8 +17,17 @@ from memwal.flush.base.create import is_version_type
 from memwal.flush.base.row_hash import is_hashed
 from memwal.flush.base.ttl import MAX_SECONDS, MIN_SECONDS, is_time
 from memwal.ingest.settings.endpoints import expanded
+from memwal.ingest.settings.fleet import each_table, of_fleet
 from memwal.ingest.settings.problems import Problem
-from memwal.ingest.settings.sections import KAFKA, DaemonSettings, Settings, SourceSettings, TableSettings, index_spec
+from memwal.ingest.settings.sections import (
+    KAFKA,
+    DaemonSettings,
+    Settings,
+    SourceSettings,
+    TableSettings,
+    index_spec,
+    location,
+)
 from memwal.ingest.settings.values import Index, format_duration, format_size
 from memwal.ingest.suggest import suggestion
 from memwal.ingest.values.avro import check_schema
@@ -51,9 +61,12 @@ _BROKER = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:\s,]+):[0-9]{1,5}")
 def relations(settings: Settings, refused: Collection[tuple[str, str]]) -> list[Problem]:
     """Return every violated rule. `refused`: (section, key) pairs whose values were rejected and replaced by
     defaults."""
-    problems = [*of_table(settings.table), *of_append(settings)]
+    problems = [*of_fleet(settings)]
+    for section, table in each_table(settings):
+        found = [*of_table(table.table), *of_append(table), *of_dlq(table)]
+        problems += [problem.of_table(section) for problem in found]
     problems += [*of_limits(settings), *of_source(settings), *of_kafka(settings)]
-    problems += [*of_daemon(settings), *of_dlq(settings), *of_tracing(settings)]
+    problems += [*of_daemon(settings), *of_tracing(settings)]
     return [problem for problem in problems if not {(problem.section, problem.key), *problem.needs} & set(refused)]
 
 
@@ -61,7 +74,7 @@ def conflicts(pipelines: Sequence[Settings]) -> Iterator[str]:
     """Yield one line for each conflict between the pipelines of one file."""
     ports = [str(settings.sink.http_port) for settings in pipelines if settings.sink.http_port > 0]
     for what, values in (
-        ("sink.checkpoint", [settings.checkpoint for settings in pipelines]),
+        ("sink.checkpoint", [each.checkpoint for each in pipelines if each.sink.checkpoint or not each.is_fleet]),
         ("feed directory (source.path)", [settings.source.path for settings in pipelines if settings.source.feed]),
         ("sink.http_port", ports),
     ):
@@ -192,6 +205,7 @@ def of_daemon(settings: Settings) -> Iterator[Problem]:
     """Check the endpoints (Flight's form, each once, this daemon included), and the access settings."""
     daemon = settings.daemon
     yield from _of_access(daemon)
+    yield from _of_tokens(settings)
     for endpoint in daemon.endpoints:
         scheme, _, place = endpoint.partition("://")
         host, _, port = place.rpartition(":")
@@ -223,15 +237,27 @@ def _of_access(daemon: DaemonSettings) -> Iterator[Problem]:
     if daemon.tls_client_ca and not (daemon.tls_cert or daemon.tls_key):
         text = "tls_client_ca is set, but tls_cert is not; a daemon takes client certificates with TLS only, set both"
         yield Problem("daemon", "tls_client_ca", text)
-    for given in ("write_token", "read_token"):
-        if getattr(daemon, given).get_secret_value() and not daemon.token.get_secret_value():
+    for given in ("write_token", "read_token", "tokens"):
+        if getattr(daemon, given) and not daemon.token.get_secret_value():
             yield Problem("daemon", "token", f"token is not set, but {given} is; set the token of admins as well")
+
+
+def _of_tokens(settings: Settings) -> Iterator[Problem]:
+    """Check the tables of tokens."""
+    for at, entry in enumerate(settings.daemon.tokens):
+        for pattern in entry.tables:
+            if not settings.is_fleet:
+                text = f"tokens[{at}] has tables, but [table] is the only one and has no name; remove tables"
+                yield Problem("daemon", "tokens", text)
+            elif settings.tables and not fnmatch.filter(settings.tables, pattern):
+                hint = suggestion(pattern, settings.tables)
+                yield Problem("daemon", "tokens", f"tokens[{at}] tables: no table has the name {pattern!r}{hint}")
 
 
 def of_dlq(settings: Settings) -> Iterator[Problem]:
     """Check that the dead-letter table is not the table itself."""
     dlq, table = settings.dlq, settings.table
-    if dlq.uri and dlq.uri.rstrip("/") == table.uri.rstrip("/"):
+    if dlq.uri and table.uri and location(dlq.uri) == location(table.uri):
         yield Problem("dlq", "uri", f"uri = {dlq.uri!r} is the table itself; choose another location for dead letters")
 
 

@@ -10,12 +10,14 @@ directory.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import unquote
 
 import pyarrow as pa
-from pydantic import AfterValidator, Field, SecretStr
+from pydantic import AfterValidator, Field, PrivateAttr, SecretStr
 
 from memwal.flush.base.open import CACHE_BYTES
 from memwal.flush.sst.file_options import (
@@ -26,6 +28,7 @@ from memwal.flush.sst.file_options import (
     check_compression,
     check_metadata,
 )
+from memwal.ingest.errors import Invalid
 from memwal.ingest.secret_refs import FROM_FILE, resolve
 from memwal.ingest.settings.values import (
     OFF,
@@ -38,13 +41,19 @@ from memwal.ingest.settings.values import (
     Secret,
     Section,
     Size,
+    check_table_name,
     parse_duration,
 )
+from memwal.ingest.suggest import suggestion
 from memwal.ingest.values.type_names import parse_type
 from memwal.memtable.index_spec import IndexSpec
 from memwal.wal import WalOptions
 
 KAFKA = "kafka"
+SUFFIX = ".lance"
+"""The directory of a table below a prefix is named NAME.lance, as LanceDB names it."""
+TABLES = "tables."
+"""Prefix of the sections of tables."""
 
 
 class TableSettings(Section):
@@ -65,6 +74,12 @@ class TableSettings(Section):
     """Lance's own storage options; write secrets as env:NAME or file:PATH"""
     cache_max: Size = Field(CACHE_BYTES, gt=0)
     """memory for Lance's caches of the base table; three quarters of it are for indexes"""
+    memory_max: Size = Field(0, ge=0)
+    """block puts while the table's rows in memory (memtables and cached SSTs, with indexes) take this much in one
+    process; from half of it on, memtables are flushed early; 0 = no limit"""
+    put_rate_max: Size = Field(0, ge=0)
+    """bytes of rows per second that puts, micro-batches and deletes by key may write in one process; later puts wait,
+    as for memtable.unflushed_max, or are refused as busy; 0 = no limit"""
     upsert: Literal["replace", "insert", "merge"] = "replace"
     """what a put to an existing key does: replace the row, keep the stored row (insert), or update only the given
     columns (merge); fixed when the table is created"""
@@ -86,6 +101,17 @@ class TableSettings(Section):
     def ttl_seconds(self) -> float | None:
         """`ttl` in seconds: 0 removes the table's ttl, None leaves it unchanged."""
         return None if not self.ttl else 0.0 if self.ttl == OFF else parse_duration(self.ttl)
+
+
+class FleetSettings(Section):
+    """Many tables: those below `prefix`, or sections [tables.NAME] in place of [table], each with its settings."""
+
+    prefix: str = ""
+    """directory or s3:// URL of tables NAME.lance; [table] without `uri` is then the template of new tables, and has
+    the storage options of all"""
+    idle_after: Duration = 300.0
+    """release a region whose rows are all committed after this time without puts and reads; the next put or read claims
+    it again; 0 = never. The regions of a single [table] are kept"""
 
 
 class RegionsSettings(Section):
@@ -113,7 +139,7 @@ class WalSettings(Section):
     at once"""
     put_timeout: Duration = Field(10.0, gt=0)
     """time limit of one attempt to write an entry, plus 1 s per MiB; also how long a put waits while
-    memtable.unflushed_max or commit.pending_max blocks it"""
+    memtable.unflushed_max, commit.pending_max, table.memory_max or table.put_rate_max blocks it"""
     retry_budget: Duration = Field(30.0, gt=0)
     """stop the writer when storage has not answered for this long"""
     readers: int = Field(8, ge=1, le=256)
@@ -326,6 +352,18 @@ class SinkSettings(Section):
     """port of the page, /metrics, /health and /status of `run`; 0 = any free port, -1 = off"""
 
 
+Role = Literal["read", "write", "admin"]
+
+
+class TokenSettings(Section):
+    """A token of callers, and their rights."""
+
+    token: Secret
+    role: Role = "read"
+    tables: list[Annotated[str, Field(min_length=1)]] = Field([])
+    """names of tables, with wildcards as of files; empty = all"""
+
+
 class DaemonSettings(Section):
     """The process that owns the regions."""
 
@@ -373,6 +411,9 @@ class DaemonSettings(Section):
     """token of callers that may put, delete and read, as env:NAME or file:PATH; read again when it changes"""
     read_token: Secret = SecretStr("")
     """token of callers that may only read, as env:NAME or file:PATH; read again when it changes"""
+    tokens: list[TokenSettings] = Field([])
+    """more tokens of callers, each a section [[daemon.tokens]]: `token`, as env:NAME or file:PATH; `role`: read, write
+    or admin; `tables`: of a fleet, the names that it is for, such as ["orders", "t_*"]; empty = all"""
     tls_cert: str = ""
     """PEM file with the server's certificate; empty = no TLS"""
     tls_key: str = ""
@@ -469,6 +510,56 @@ class Settings(Section):
     log: LogSettings = Field(default_factory=LogSettings)
     tracing: TracingSettings = Field(default_factory=TracingSettings)
     cost: CostSettings = Field(default_factory=CostSettings)
+    fleet: FleetSettings = Field(default_factory=FleetSettings)
+    tables: dict[str, TableSettings] = Field({})
+    """The sections [tables.NAME], by name."""
+    _name: str | None = PrivateAttr(None)
+
+    @property
+    def is_fleet(self) -> bool:
+        """Whether the configuration names its tables: by sections or a prefix. Otherwise `table` is the only one."""
+        return bool(self.tables or self.fleet.prefix)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the tables: of the sections, or of the only table by its location; () for those of a prefix."""
+        if self.is_fleet:
+            return tuple(self.tables)
+        return (location(self.table.uri).rpartition("/")[2].removesuffix(SUFFIX),) if self.table.uri else ()
+
+    def of_table(self, name: str) -> Settings:
+        """Return the settings of one of the tables, which need not exist yet: `table` is its section; under a prefix,
+        the template with the location PREFIX/NAME.lance.
+
+        Raises: Invalid for an unknown name, and under a prefix for an invalid one.
+        """
+        if not self.is_fleet and name in self.names:
+            return self
+        if self.fleet.prefix:
+            try:
+                uri = f"{self.fleet.prefix.rstrip('/')}/{check_table_name(name)}{SUFFIX}"
+            except ValueError as error:
+                raise Invalid(str(error)) from None
+            table = self.table.model_copy(update={"uri": uri})
+        elif name in self.tables:
+            table = self.tables[name]
+        else:
+            raise Invalid(f"no table {name!r}{suggestion(name, self.names)}")
+        fleet = self.fleet.model_copy(update={"prefix": ""})
+        chosen = self.model_copy(update={"table": table, "fleet": fleet, "tables": {}})
+        chosen._name = name  # noqa: SLF001
+        return chosen
+
+    @property
+    def name(self) -> str | None:
+        """The name of the table in its fleet, if `of_table` has chosen it; None for a single [table]."""
+        return self._name
+
+    def sections(self) -> dict[str, Section]:
+        """Return the sections by name; `tables.NAME` for each table of several, then without the unused `table`."""
+        unused = {"tables", "table"} if self.tables else {"tables"}
+        sections: dict[str, Section] = {name: part for name, part in self if name not in unused}
+        return sections | {TABLES + name: table for name, table in self.tables.items()}
 
     def arrow_schema(self) -> pa.Schema:
         """Return the table's schema from `table.columns`: key columns are not nullable, all others are.
@@ -522,19 +613,27 @@ _TLS_FILES = ("tls_cert", "tls_key", "tls_ca", "tls_client_ca", "tls_client_cert
 
 def with_absolute_paths(settings: Settings) -> Settings:
     """Return the same settings, usable in any directory of this host, and of other hosts with the same paths."""
-    daemon, table, source = settings.daemon, settings.table, settings.source
+    daemon, source = settings.daemon, settings.source
     files: dict[str, Any] = {name: _absolute(getattr(daemon, name)) for name in _TLS_FILES}
-    tokens = {name: _reference(getattr(daemon, name)) for name in ("token", "write_token", "read_token")}
+    tokens: dict[str, Any] = {
+        name: _reference(getattr(daemon, name)) for name in ("token", "write_token", "read_token")
+    }
+    tokens["tokens"] = [each.model_copy(update={"token": _reference(each.token)}) for each in daemon.tokens]
     return settings.model_copy(
         update={
-            "table": table.model_copy(
-                update={"uri": _absolute(table.uri), "storage_options": _references(table.storage_options)}
-            ),
+            "table": _with_absolute_paths(settings.table),
+            "tables": {name: _with_absolute_paths(table) for name, table in settings.tables.items()},
+            "fleet": settings.fleet.model_copy(update={"prefix": _absolute(settings.fleet.prefix)}),
             "source": source.model_copy(update={"registry_options": _references(source.registry_options)}),
             "daemon": daemon.model_copy(update=files | tokens),
             "dlq": settings.dlq.model_copy(update={"uri": _absolute(settings.dlq.uri)}),
         }
     )
+
+
+def _with_absolute_paths(table: TableSettings) -> TableSettings:
+    options = _references(table.storage_options)
+    return table.model_copy(update={"uri": _absolute(table.uri), "storage_options": options})
 
 
 def _absolute(path: str) -> str:
@@ -553,6 +652,13 @@ def _reference(value: SecretStr) -> SecretStr:
 def is_remote(path: str) -> bool:
     """Return whether only Spark can read a path (`s3a://…`, `hdfs://…`)."""
     return "://" in path and not path.startswith("file://")
+
+
+def location(path: str) -> str:
+    """Return a path or URL in one form: absolute, without links, `..`, escapes and a slash at the end."""
+    if "://" in path:
+        path = unquote(path).rstrip("/")
+    return path if is_remote(path) else os.path.realpath(local_path(path))
 
 
 def local_path(path: str) -> Path:

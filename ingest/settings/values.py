@@ -27,6 +27,9 @@ _LONGEST = 36500 * 86_400.0
 """Seconds. Threads cannot wait for three times this long."""
 _LARGEST = 1 << 50
 """Bytes: 1 PiB. Sums of larger numbers do not fit the 64 bits that Lance and Arrow use for some of them."""
+NAME_MAX = 100
+"""Characters of a table name. File systems take 255 bytes, and some names beside the table's are longer."""
+_TABLE_NAME = re.compile(rf"[A-Za-z0-9_-][A-Za-z0-9_.-]{{0,{NAME_MAX - 1}}}")
 _NUMBER_AND_UNIT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
 
 
@@ -67,6 +70,15 @@ def check_lifetime(value: object) -> str:
         return text if parse_duration(value) else OFF
     except ValueError as error:
         raise ValueError(f'{error}; or "{OFF}"') from None
+
+
+def check_table_name(name: str) -> str:
+    """Return `name`, if it follows LanceDB's rule (letters, digits, "_", "-" and "."), has at most NAME_MAX characters,
+    and does not begin with a dot. Raises: ValueError."""
+    if _TABLE_NAME.fullmatch(name) is None:
+        rule = f"at most {NAME_MAX} letters, digits, '_', '-' and '.', and no dot first"
+        raise ValueError(f"{name!r:.60} is not a table name; write {rule}")
+    return name
 
 
 def _split(value: object, units: Mapping[str, float], wanted: str) -> tuple[float, float]:

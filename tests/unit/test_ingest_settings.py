@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pickle
 import tomllib
+from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import lancedb
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -14,9 +17,18 @@ from hypothesis import strategies as st
 
 from memwal.ingest.errors import Invalid
 from memwal.ingest.secret_refs import resolve_spark
-from memwal.ingest.settings.load import Settings, load, pipelines_of
+from memwal.ingest.settings.fleet import table_names
+from memwal.ingest.settings.load import Settings, load, load_tables, pipelines_of
 from memwal.ingest.settings.reference import render_settings, to_dict, toml_value
-from memwal.ingest.settings.values import format_duration, format_size, parse_duration, parse_size
+from memwal.ingest.settings.sections import with_absolute_paths
+from memwal.ingest.settings.values import (
+    check_table_name,
+    format_duration,
+    format_size,
+    parse_duration,
+    parse_size,
+)
+from memwal.wal import REQUESTS
 from tests.messages import raises
 
 TABLE: dict[str, Any] = {
@@ -397,3 +409,138 @@ def test_a_pipeline_that_cannot_be_found_or_read_is_one_line(tmp_path: Path, con
 
 def test_a_duration_may_be_as_long_as_a_thread_can_wait() -> None:
     load(table() | {"memtable": {"age_max": "36500d"}, "wal": {"retry_budget": "36500d"}}, {})
+
+
+# ---- several tables -------------------------------------------------------------------------------------------------
+
+SMALL = {"key": ["id"], "columns": {"id": "int64"}}
+ORDERS = {"uri": "/t/orders.lance", **SMALL}
+BELOW = {"table": SMALL, "fleet": {"prefix": "/t"}}
+
+
+def two(**changes: Any) -> dict[str, Any]:
+    """Return a configuration of the tables `orders` and `big.users`."""
+    return {"tables": {"orders": ORDERS, "big.users": ORDERS | {"uri": "/t/users.lance"} | changes}}
+
+
+def test_each_section_of_a_table_gives_the_settings_of_that_table_alone() -> None:
+    settings = load_tables(two(upsert="merge") | {"wal": {"linger_max": "1s"}}, {})
+    assert settings.names == ("orders", "big.users")
+    orders = settings.of_table("orders")
+    assert orders.name == "orders"
+    assert orders.sections() == load({"table": ORDERS, "wal": {"linger_max": "1s"}}, {}).sections()
+    users = settings.of_table("big.users")
+    assert (users.table.uri, users.table.upsert, users.names) == ("/t/users.lance", "merge", ("users",))
+    assert users.of_table("users") is users
+    with raises(Invalid):
+        settings.of_table("order")
+    with raises(Invalid):
+        load(two(), {})
+    assert load({"tables": {"orders": ORDERS}}, {}) == settings.of_table("orders").model_copy(
+        update={"wal": Settings().wal}
+    )
+
+
+def test_a_prefix_gives_each_name_the_template_and_a_location_of_its_own() -> None:
+    settings = load_tables(BELOW | {"fleet": {"prefix": "s3://b/tables/", "idle_after": "1min"}}, {})
+    assert (settings.names, settings.is_fleet, settings.fleet.idle_after) == ((), True, 60.0)
+    orders = settings.of_table("orders")
+    assert (orders.table.uri, orders.table.key) == ("s3://b/tables/orders.lance", ["id"])
+    assert (orders.names, orders.is_fleet, orders.fleet.idle_after) == (("orders",), False, 60.0)
+    with raises(Invalid):
+        settings.of_table("../orders")
+    with raises(Invalid):
+        load(BELOW, {})
+
+
+def test_settings_of_several_tables_survive_every_way_that_settings_go() -> None:
+    for sections in (two(storage_options={"secret_access_key": "env:KEY"}), BELOW):
+        settings = load_tables(sections, {})
+        assert pickle.loads(pickle.dumps(settings)) == settings
+        assert load_tables(to_dict(settings), {}) == settings
+        assert load_tables(tomllib.loads(render_settings(settings)), {}) == settings
+    relative = two(uri="users.lance") | {"fleet": {"idle_after": "0s"}}
+    found = with_absolute_paths(load_tables(relative, {}))
+    assert found.tables["big.users"].uri == str(Path.cwd() / "users.lance")
+    assert with_absolute_paths(load_tables({"fleet": {"prefix": "x"}}, {})).fleet.prefix == str(Path.cwd() / "x")
+
+
+def test_a_variable_overrides_the_section_of_one_table() -> None:
+    variables = {"MEMWAL__TABLES__BIG_USERS__KEY": '["id"]', "MEMWAL__TABLES__ORDERS__CACHE_MAX": "1MiB"}
+    settings = load_tables(two(key=["x"]), variables)
+    assert (settings.tables["big.users"].key, settings.tables["orders"].cache_max) == (["id"], 1 << 20)
+    assert load_tables(two(), {}).tables["orders"].cache_max > 1 << 20
+
+
+FLEET_MISTAKES: dict[str, dict[str, Any]] = {
+    "table beside tables": two() | {"table": {"key": ["id"]}},
+    "prefix beside tables": two() | {"fleet": {"prefix": "/t"}},
+    "prefix beside uri": {"table": ORDERS, "fleet": {"prefix": "/t"}},
+    "whole bucket": {"fleet": {"prefix": "s3://bucket/"}},
+    "one location": two(uri="/t/orders.lance"),
+    "one location by ..": two(uri="/t/x/../orders.lance"),
+    "one location with a slash": two(uri="/t/orders.lance/"),
+    "one location as a URL": two(uri="file:///t/orders%2elance"),
+    "no uri": two(uri=""),
+    "misspelt setting": two(kye=["id"]),
+    "wrong type": two(key="id"),
+    "key without column": two(key=["idd"]),
+    "template does not fit": {"table": SMALL | {"key": ["idd"]}, "fleet": {"prefix": "/t"}},
+    "dead letters in a table": two() | {"dlq": {"uri": "/t/./orders.lance"}},
+    "no section": {"tables": {"orders": "/t/orders.lance"}},
+    "settings without a name": {"tables": {"uri": "/t/orders.lance"}},
+    "invalid name": {"tables": {"my orders": ORDERS}},
+    "leading dot": {"tables": {".orders": ORDERS}},
+    "long name": {"tables": {"o" * 101: ORDERS}},
+    "negative time": two() | {"fleet": {"idle_after": "-1s"}},
+}
+
+
+@pytest.mark.parametrize("mistake", FLEET_MISTAKES)
+def test_a_mistake_in_one_of_several_tables_is_one_line(mistake: str) -> None:
+    with raises(Invalid) as refused:
+        load_tables(FLEET_MISTAKES[mistake], {})
+    assert len(refused.value.lines) == 1
+
+
+@pytest.mark.parametrize("variable", ["ORDRES__KEY", "ORDERS__KYE", "ORDERS", "A_B__KEY"])
+def test_a_variable_that_fits_no_table_is_one_line(variable: str) -> None:
+    several = two()
+    several["tables"] |= {"a.b": ORDERS | {"uri": "/t/1"}, "a-b": ORDERS | {"uri": "/t/2"}}
+    for configuration in (several, table()) if variable == "ORDRES__KEY" else (several,):
+        with raises(Invalid) as refused:
+            load_tables(configuration, {f"MEMWAL__TABLES__{variable}": "[]"})
+        assert len(refused.value.lines) == 1
+
+
+def test_names_of_tables_are_those_of_lancedb(tmp_path: Path) -> None:
+    """LanceDB also takes a leading dot, which hides a directory, and longer names."""
+    database, rows = lancedb.connect(tmp_path), pa.table({"id": [1]})
+    taken, fits = list[str](), list[str]()
+    for name in ("a", "A_b-c.d", "-x", "_", "0", "a" * 100, "a b", "a/b", "é", "a$", "", "..", "a\n"):
+        with suppress(ValueError):
+            database.create_table(name, rows)
+            taken.append(name)
+        with suppress(ValueError):
+            fits.append(check_table_name(name))
+    assert fits == taken
+    (tmp_path / "a.lance.dlq").mkdir()
+    (tmp_path / "no table.lance").mkdir()
+    (tmp_path / "file.lance").write_text("")
+    assert table_names(load_tables({"fleet": {"prefix": str(tmp_path)}}, {}), {}) == sorted(taken)
+
+
+def test_a_thousand_names_cost_one_listing(tmp_path: Path) -> None:
+    for number in range(1000):
+        (tmp_path / f"t{number:03}.lance" / "_versions").mkdir(parents=True)
+    settings = load_tables({"fleet": {"prefix": f"{tmp_path}/"}}, {})
+    before = REQUESTS.counts()
+    assert table_names(settings, {}) == [f"t{number:03}" for number in range(1000)]
+    assert Counter(key.operation for key in (REQUESTS.counts() - before).elements()) == {"list": 1}
+
+
+def test_a_prefix_that_does_not_exist_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for missing in (tmp_path / "none", tmp_path / "file"):
+        with raises(Invalid):
+            table_names(load_tables({"fleet": {"prefix": str(missing)}}, {}), {})
