@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import extent
 from tests.simulation.many import results
-from tests.simulation.table_planted import FOUND_BY, PLANTED_IN_TABLE, found_in_table_by
+from tests.simulation.table_planted import FOUND_BY, OF_REST, PLANTED_IN_TABLE, found_in_table_by
 from tests.simulation.table_world import TableWorld
 from tests.simulation.world import SeedFailed, simulate
 from tests.simulation_fixtures import expect_found
@@ -20,8 +20,9 @@ SEEDS = extent(3, 50)
 
 
 @pytest.mark.timeout(900)
-def test_no_seed_breaks_a_promise() -> None:
-    failed = [result.said for result in results(1, SEEDS, workers=1, kind="table") if result.said]
+@pytest.mark.parametrize("kind", ["table", "rest"])
+def test_no_seed_breaks_a_promise(kind: str) -> None:
+    failed = [result.said for result in results(1, SEEDS, workers=1, kind=kind) if result.said]
     assert failed == []
 
 
@@ -30,7 +31,7 @@ def test_one_seed_is_one_run(pool: ProcessPoolExecutor) -> None:
     assert simulate(6, kind=TableWorld).digest == there.result().digest
 
 
-@pytest.mark.parametrize("fault", PLANTED_IN_TABLE)
+@pytest.mark.parametrize("fault", [*PLANTED_IN_TABLE, *OF_REST])
 def test_a_planted_fault_is_found(fault: str) -> None:
     expect_found(fault, found_in_table_by, FOUND_BY)
 

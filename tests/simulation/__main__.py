@@ -21,6 +21,7 @@ _KINDS = {
     "append": "the same of a table without a key",
     "leases": "reads of owners that are deposed",
     "table": "flush, commit, collection and the base table",
+    "rest": "the same with regions that are released at rest",
 }
 _LONG = 1000
 """Minimum number of seeds of a run that always prints the coverage at its end."""

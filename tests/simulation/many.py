@@ -14,7 +14,7 @@ from tests.histories import simulated
 from tests.simulation.cluster_world import ClusterWorld
 from tests.simulation.coverage import Cells
 from tests.simulation.lease_world import LeaseWorld
-from tests.simulation.table_world import TableWorld
+from tests.simulation.table_world import RestingWorld, TableWorld
 from tests.simulation.world import AppendWorld, SeedFailed, World, simulate
 
 _CHUNK = 4
@@ -23,6 +23,7 @@ KINDS: dict[str, type[World]] = {
     "log": World,
     "append": AppendWorld,
     "leases": LeaseWorld,
+    "rest": RestingWorld,
     "table": TableWorld,
 }
 """The kinds of worlds: everything at once; the log with a table's reads and commits; the same without a key; owners

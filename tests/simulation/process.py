@@ -45,6 +45,8 @@ class Region:
     ends: dict[int, Order] = field(default_factory=dict)
     """For each generation frozen here, the last place of the acknowledged writes in it."""
     generation: int = 0
+    released: wal.Released | None = None
+    """What the manifest of its last rest says to the next claim."""
 
 
 class Process:
@@ -84,7 +86,8 @@ class Process:
         region.core, region.ends = None, {}
         try:
             beside = self._beside if self.world.appends_beside else None
-            core = RegionCore.open(self._context, self.world.region_ids[region.number], beside=beside)
+            known, region.released = wal.Known(released=region.released), None
+            core = RegionCore.open(self._context, self.world.region_ids[region.number], known, beside=beside)
         except EXPECTED as error:
             self.world.say(f"claim failed: {_line(error)}")
             self.world.scheduler.pause(random.choice((0.1, 1.0, 10.0)))
@@ -108,6 +111,9 @@ class Process:
         """Do one turn of a region's thread."""
         chosen = self.world.random.random()
         try:
+            if self.world.rests and chosen < 0.4:
+                self._rest(region, core)
+                return
             if chosen < 0.7:
                 self._write(region, core)
             elif chosen < 0.83:
@@ -133,6 +139,26 @@ class Process:
             self.world.say(f"close: {_line(error)}")
         else:
             self._all_durable(region, core)
+
+    def _rest(self, region: Region, core: RegionCore) -> None:
+        """Release the region at rest, as `RegionSet.rest` does, if its rows are committed soon. Then claim it later."""
+        scheduler, patience = self.world.scheduler, self.world.random.choice((0, 10, 20))
+        core.freeze()
+        self._all_durable(region, core)
+        self._note_freezes(region, core)
+        for _ in range(patience):
+            if core.at_rest:
+                break
+            scheduler.pause(0.5)
+            core.refresh()
+        if not core.at_rest:
+            return
+        core.close()
+        rested = core.release(rest=True)
+        self.world.say(f"rests, {'and says so' if rested else 'and nobody knows'}")
+        region.core, region.ends = None, {}
+        region.released = None if rested is None else wal.Released(rested, rested.last_seen)
+        scheduler.pause(self.world.random.choice((0.0, 1.0, 4.0)))
 
     def _all_durable(self, region: Region, core: RegionCore) -> None:
         self.world.oracle.all_durable(region.number, self.world.oracle.now(core.guard.epoch))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
+from uuid import UUID
 
 import lance
 import pyarrow as pa
@@ -17,14 +18,21 @@ from memwal.flush.commits.load import RowsToLoad, load
 from memwal.flush.commits.load_notes import begin_load, end_abandoned, load_id
 from memwal.flush.commits.maintenance import CompactionLimits, clean_up, compact, merge_segments
 from memwal.flush.commits.thinning import VersionRules
+from memwal.ingest.engine.api.reads import Level
+from memwal.ingest.engine.read.levels import RegionView
+from memwal.ingest.engine.read.local import LevelReads
+from memwal.ingest.engine.read.reader import Reader
+from memwal.ingest.engine.table.regions import RegionSet
+from memwal.ingest.errors import FencedError, Unavailable, UnknownOutcome
 from tests.simulation.actors import Chaos, Collector, Committer, Stranger, Visitor
 from tests.simulation.oracle import Wrong
-from tests.simulation.process import EXPECTED
+from tests.simulation.process import EXPECTED, pairs
 from tests.simulation.scheduler import SimulatedClock
 from tests.simulation.storage import OUTAGES
 
 if TYPE_CHECKING:
     from tests.simulation.table_world import TableWorld
+    from tests.simulation.world import World
 
 _WAY_OFF = 1e6
 """Seconds that a hungry collector's clock is ahead, so that everything is old enough."""
@@ -215,6 +223,45 @@ class Meddler(Stranger):
 
     def _rows(self, keys: list[int]) -> pa.Table:
         return pa.table({"id": keys, "v": [0] * len(keys)}, schema=self.world.base.schema)
+
+
+class RestedReader(Visitor):
+    """Reads regions at rest as a process does that claims regions at their first use. It must miss nothing durable."""
+
+    pace = (0.1, 0.3, 1.0)
+
+    def __init__(self, world: World, name: str) -> None:
+        super().__init__(world, name)
+        self._regions = RegionSet(world.base, world.context(self.store, self.clock, name))
+        self._regions.claim = lambda *_: None
+        self._reader = Reader(world.base, self.store, clock=self.clock)
+
+    def step(self) -> None:
+        world, oracle = self.world, self.world.oracle
+        number = world.random.randrange(world.shape.regions)
+        known = {key: order for key, order in oracle.durable.items() if oracle.region_of[key] == number}
+        try:
+            found = _ReadsAtRest(world.base, self._reader, self._regions, world.region_ids[number]).scan().read_all()
+        except (Unavailable, FencedError, UnknownOutcome) as error:
+            world.say(f"reads no region at rest: {type(error.__cause__ or error).__name__}")
+            return
+        mine = [row for row in pairs(found) if oracle.region_of.get(row[0]) == number]
+        world.say(f"read {len(mine)} rows of region {number} at rest")
+        oracle.check(self.name, mine, known)
+
+
+class _ReadsAtRest(LevelReads):
+    """Reads of one region, which fail with Unavailable unless it is at rest."""
+
+    def __init__(self, base: BaseTable, reader: Reader, regions: RegionSet, region: UUID) -> None:
+        super().__init__(base, reader)
+        self._regions, self._region = regions, region
+
+    def _views(self, level: Level, keys: Any, *, again: bool) -> list[RegionView]:
+        del level, keys, again
+        (view,) = self._regions.sources([self._region], 1, flushed=False)
+        assert isinstance(view, RegionView)
+        return [view]
 
 
 class Sleeper(Meddler):

@@ -18,13 +18,19 @@ import memwal.flush.commits.maintenance
 import memwal.flush.commits.rounds
 import memwal.flush.sst.files
 import memwal.flush.sst.flusher
+import memwal.ingest.engine.region.core
+import memwal.wal.fence
+import memwal.wal.manifest
 from memwal.flush.commits.append_pass import mark
 from memwal.flush.commits.changes import Newest, newest_per_key
 from memwal.flush.commits.plan import RegionPlan
 from memwal.flush.garbage.ssts import Verdict
+from memwal.ingest.engine.read.levels import RegionView
+from memwal.ingest.engine.region.core import RegionCore
+from memwal.ingest.engine.table.regions import RegionSet
 from memwal.wal import RegionManifest
 from tests.simulation.planted import Planted, collects_flushes_under_way, collects_ssts_that_are, first_failure
-from tests.simulation.table_world import TableWorld
+from tests.simulation.table_world import RestingWorld, TableWorld
 
 
 @contextmanager
@@ -150,6 +156,59 @@ def deletes_versions_without_a_barrier() -> Planted:
     return patch.object(memwal.flush.commits.maintenance, "_raise_barrier", lambda *_: None)
 
 
+def rests_with_rows_in_memory() -> Planted:
+    """A region is released at rest whatever rows are in its memtables or SSTs."""
+    return patch.object(RegionCore, "at_rest", property(lambda self: self.failure is None))
+
+
+@contextmanager
+def trusts_a_rest_of_an_older_epoch() -> Iterator[None]:
+    """A claim keeps the mark, and a reader does not compare it with the epoch."""
+    with ExitStack() as both:
+        both.enter_context(patch.object(RegionManifest, "at_rest", property(lambda self: self.released > 0)))
+        both.enter_context(patch.object(memwal.wal.manifest, "check_succession", lambda *_: None))
+        both.enter_context(patch.object(memwal.wal.fence, "replace", _keeping_the_mark))
+        yield
+
+
+def _keeping_the_mark(manifest: Any, **changes: Any) -> Any:
+    changes.pop("released", None)
+    return replace(manifest, **changes)
+
+
+def looks_once_for_all_reads() -> Planted:
+    """A region that was found at rest once is read from storage ever after."""
+
+    def at_rest(self: RegionSet, region: Any, *, flushed: bool) -> Any:
+        looked = self._looked.get(region)
+        if looked is not None and looked.at_rest:
+            return RegionView(region, (), looked.ssts)
+        return original(self, region, flushed=flushed)
+
+    original = RegionSet._at_rest
+    return patch.object(RegionSet, "_at_rest", at_rest)
+
+
+def rests_one_entry_too_far() -> Planted:
+    """Replay after a rest begins one entry too late."""
+    original = memwal.ingest.engine.region.core._passed
+    return patch.object(
+        memwal.ingest.engine.region.core, "_passed", lambda manifest, position: original(manifest, position + 1)
+    )
+
+
+OF_REST: dict[str, Callable[[], Planted]] = {
+    each.__name__: each
+    for each in (
+        rests_with_rows_in_memory,
+        trusts_a_rest_of_an_older_epoch,
+        looks_once_for_all_reads,
+        rests_one_entry_too_far,
+    )
+}
+"""Faults of regions at rest."""
+
+
 PLANTED_IN_TABLE: dict[str, Callable[[], Planted]] = {
     each.__name__: each
     for each in (
@@ -176,6 +235,7 @@ FOUND_BY = {
     "records_a_load_after_its_rows": 5,
     "deletes_versions_without_a_barrier": 32,  # only if another program sleeps: one seed of four
     "collects_flushes_under_way": 5,
+    "rests_with_rows_in_memory": 2,
 }
 """As `planted.FOUND_BY`."""
 SEEDS_TO_FIND = 45
@@ -183,4 +243,5 @@ SEEDS_TO_FIND = 45
 
 def found_in_table_by(name: str, first: int | None = None) -> tuple[int, str] | None:
     """Return the same as `planted.found_by`."""
-    return first_failure(PLANTED_IN_TABLE[name], TableWorld, first or FOUND_BY.get(name, 1), SEEDS_TO_FIND)
+    kind = RestingWorld if name in OF_REST else TableWorld
+    return first_failure((PLANTED_IN_TABLE | OF_REST)[name], kind, first or FOUND_BY.get(name, 1), SEEDS_TO_FIND)

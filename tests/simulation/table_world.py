@@ -54,6 +54,7 @@ from tests.simulation.table_actors import (
     Loader,
     Meddler,
     RestartChaos,
+    RestedReader,
     Sleeper,
     Upkeep,
 )
@@ -230,6 +231,28 @@ class TableWorld(World):
         self.compare("the base table without orphans", StoredTable(self.base, self.disk.inner), "latest")
         if again := memwal.flush.collect_orphans(self.disk.inner, lance.dataset(self.uri), clock, 0.0).files:
             raise Wrong(f"orphans {again[:3]} are left over after {len(found.files)} were deleted")
+
+
+class RestingWorld(TableWorld):
+    """A `TableWorld` whose writers release regions at rest, which others read from storage. One thread."""
+
+    option = " --rest"
+    rests = True
+
+    def drawn(self) -> tuple[Shape, Weather]:
+        shape, weather = super().drawn()
+        always = ("committer0", "committer1", "rested0", "rested1")
+        shape = replace(
+            shape,
+            writers=self.random.choice((1, 1, 2)),
+            paces=(0.3, 1.0),
+            rest=5.0,
+            visitors=tuple(dict.fromkeys((*shape.visitors, *always))),
+        )
+        return shape, weather
+
+    def beings(self) -> Mapping[str, type[Visitor]]:
+        return {**super().beings(), "rested": RestedReader}
 
 
 def _compare(what: str, found: pa.Table, expected: list[tuple[int, int]]) -> None:

@@ -120,6 +120,8 @@ class World:
     """Whether the table has no key."""
     has_sleeper = False
     """Whether a program writes from a handle that it has kept open for long."""
+    rests = False
+    """Whether writers release regions at rest, and readers read them from storage."""
     rules = flush.WriteRules()
     chaos: type[Chaos] = Chaos
     process: type[Process] = Process

@@ -172,6 +172,7 @@ class Operations(Reads):
           rejected.
         - `commits`: the newest of this process, oldest first, as `CommitMeter.recent`.
         - `commit_failures`: of this process's last commit (`TableUpkeep.failures`).
+        - `refused_puts`: of this process, by the setting that limits puts, as `Meters.refusals`.
         - `paused`: the operations that an operator has paused, as `table.pauses.Paused`.
         - `storage`: None, or the bytes on storage by kind, their factor over those of the newest version, and the time
           of the measurement: at most once an hour, in a garbage collection of the process that commits.

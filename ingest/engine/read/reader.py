@@ -108,7 +108,7 @@ class Reader:
         determines which rows have expired; None for the system's.
         """
         self._clock = clock or SystemClock()
-        self._store, self._cache, self._routing = store, SstCache(cache_bytes), routing
+        self._store, self.cache, self._routing = store, SstCache(cache_bytes), routing
         self._lock = threading.Lock()
         self._base = base
         self._columns = KnownColumns.of(base)
@@ -123,7 +123,7 @@ class Reader:
             # Not the higher version of the two: the table's directory may have been restored from a backup.
             before, self._base = self._base, latest
         if latest is not before and latest.committed != before.committed:
-            self._cache.drop(lambda sst: sst.generation <= latest.committed.get(sst.region, 0))
+            self.cache.drop(lambda sst: sst.generation <= latest.committed.get(sst.region, 0))
         return latest
 
     def at(self, version: int) -> Reader:
@@ -145,9 +145,7 @@ class Reader:
         """
         known = self._columns
         if shape == known.shape:
-            self._cache.keep(
-                SstId(known.version, region, sst.path, sst.generation), _searched(memtable.specs), memtable
-            )
+            self.cache.keep(SstId(known.version, region, sst.path, sst.generation), _searched(memtable.specs), memtable)
 
     @property
     def opened(self) -> BaseTable:
@@ -424,7 +422,7 @@ class Reader:
             return read() if trace is None else trace.measured((region, sst.path), read)
 
         try:
-            return self._cache.get(sst_id, ranked, load)
+            return self.cache.get(sst_id, ranked, load)
         except (Corrupt, OSError):
             # This read was slower than `gc.sst_age_min`: the SST was committed and deleted after the base table was
             # opened. (model: Commit!Answer)

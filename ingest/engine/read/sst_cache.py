@@ -62,7 +62,7 @@ class _Kept:
 
 
 class SstCache:
-    """Snapshots by SST. Above `limit` bytes the least recently used are dropped, but never the newest.
+    """Snapshots by SST. Above `limit` bytes the least recently used are dropped, but not the newest.
 
     Thread safety. Any thread. Threads that need one SST with the same indexes load it once; other threads do not wait.
     Invariants. (1) An SST is kept once, with every index needed since it was first loaded. (2) `bytes` is the sum over
@@ -95,7 +95,7 @@ class SstCache:
                     if self._kept.get(sst) is kept:
                         del self._kept[sst]
                 kept.loaded.set_exception(error)
-            self._evict()
+            self._evict(self._limit)
         table, snapshot = kept.loaded.result()
         if columns:
             with suppress(Exception):  # for example MemoryError: this read and the next ones then read each row
@@ -108,13 +108,18 @@ class SstCache:
         kept.loaded.set_result((table, table.snapshot()))
         with self._lock:
             self._kept.setdefault(sst, kept)
-        self._evict()
+        self._evict(self._limit)
 
     def drop(self, dead: Callable[[SstId], bool]) -> None:
         """Drop every SST if `dead` returns true for it; reads in progress keep their snapshots."""
         with self._lock:
             for sst in [sst for sst in self._kept if isinstance(sst, SstId) and dead(sst)]:
                 del self._kept[sst]
+
+    def shrink(self, most: int) -> int:
+        """Drop the least recently used SSTs until at most `most` bytes remain; return the remaining bytes."""
+        self._evict(most, 0)
+        return self.bytes
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -124,9 +129,9 @@ class SstCache:
         """Bytes of the rows and indexes of all loaded SSTs."""
         return sum(kept.bytes for kept in list(self._kept.values()))
 
-    def _evict(self) -> None:
+    def _evict(self, limit: int, least: int = 1) -> None:
         with self._lock:
-            while len(self._kept) > 1 and self.bytes > self._limit:
+            while len(self._kept) > least and self.bytes > limit:
                 oldest = next((sst for sst, kept in self._kept.items() if kept.loaded.done()), None)
                 if oldest is None:
                     return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 from uuid import UUID
 
@@ -17,6 +17,8 @@ from memwal.flush.base.shape import Shape
 from memwal.flush.resizing.applied_maps import RouteInto
 from memwal.ingest.engine.read.levels import RegionView
 from memwal.ingest.engine.region.counters import Meters
+from memwal.ingest.engine.region.quotas import TableMemory
+from memwal.ingest.log_limit import Log, log_of
 from memwal.memtable import IndexSpec, MemTable, VectorModel, row_schema
 from memwal.wal.panics import as_exception
 
@@ -131,7 +133,9 @@ class RegionContext:
     required: tuple[str, ...] = ()
     flushing: threading.Semaphore = field(default_factory=threading.Semaphore)
     """Held during the flush of a memtable, to limit copies of rows in memory: `flush.at_once` regions at a time."""
-    log: logging.Logger = field(default_factory=lambda: logging.getLogger("memwal.region"))
+    log: Log = field(default_factory=lambda: logging.getLogger("memwal.region"))
+    name: str = ""
+    """Of the table in a fleet, for its log lines; "" for an only table."""
     on_replay: OnReplay | None = None
     meters: Meters = field(default_factory=Meters)
     index_mode: IndexMode = "async"
@@ -155,6 +159,8 @@ class RegionContext:
     """The routing from before a resize; used only for writes that were half applied at a resize."""
     daemon: bool = False
     """Whether a daemon claims the regions; recorded in the owners' notes."""
+    memory: TableMemory | None = None
+    """Limits the memory of the table; None: no limit."""
 
     @property
     def has_indexes(self) -> bool:
@@ -165,6 +171,10 @@ class RegionContext:
     def index_at_once(self) -> bool:
         """Whether rows enter the indexes before their write is acknowledged. False if only keys are indexed."""
         return self.index_mode == "sync" and self.has_indexes
+
+    def named(self, name: str) -> RegionContext:
+        """Return the same context for a table of a fleet."""
+        return replace(self, name=name, log=log_of(logging.getLogger("memwal.region"), name), meters=Meters(name))
 
     @staticmethod
     def of_shape(base: BaseTable) -> dict[str, Any]:

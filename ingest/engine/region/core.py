@@ -88,6 +88,12 @@ class _Ending:
             self._core.end(error)
 
 
+def _passed(manifest: wal.RegionManifest, position: int) -> wal.RegionManifest:
+    """Return `manifest` with replay after `position`; every row up to there is in an SST or in the base table."""
+    after, seen = max(manifest.replay_after, position), max(manifest.last_seen, position)
+    return replace(manifest, replay_after=after, last_seen=seen)
+
+
 class RegionCore:
     """One claimed region. The module docstring numbers its promises.
 
@@ -316,6 +322,13 @@ class RegionCore:
         with self._ending:
             self._log.append_lingering(self.levels.active.generation)
 
+    @property
+    def at_rest(self) -> bool:
+        """Whether every row that this owner knows is in the base table, as of the last `refresh`, and it is `alone`."""
+        levels = self.levels
+        waits = self.lingers or levels.active.rows or levels.oldest_frozen() is not None or levels.manifest.ssts
+        return self.failure is None and self.alone and not waits
+
     def end_reads(self) -> wal.Released | None:
         """Stop answering reads from memory. Return the note that spares the next owner the wait for this lease.
 
@@ -326,15 +339,28 @@ class RegionCore:
         ended = self.failure is None and self.alone
         return wal.Released(self.levels.manifest, self._log.position) if ended else None
 
-    def release(self) -> None:
+    def release(self, *, rest: bool = False) -> wal.RegionManifest | None:
         """Stop answering reads from memory, and record in the manifest that the next owner need not wait.
 
-        If storage rejects the edit, the next owner waits.
+        `rest`: also record that the region is at rest, if it is; return that manifest (`wal.lease`, step 2 of Rest).
+        If storage rejects the edit, the next owner waits. (model: Lease!WriteRest, Log!Rest)
         """
-        if self.end_reads() and self.levels.manifest.read_lease:
+        rest = rest and self.at_rest
+        note, position, epoch = self.end_reads(), self._log.position, self.guard.epoch
+
+        def released(current: wal.RegionManifest) -> wal.RegionManifest:
+            return (
+                replace(_passed(current, position), read_lease=0, released=epoch)
+                if rest
+                else replace(current, read_lease=0)
+            )
+
+        if note is not None and (rest or note.manifest.read_lease):
             manifests = self._context.manifests(self.region, _BRIEFLY)
             with suppress(wal.WalError):
-                manifests.edit(self.guard, lambda current: replace(current, read_lease=0), self.levels.manifest)
+                written = manifests.edit(self.guard, released, note.manifest)
+                return written if rest else None
+        return None
 
     # ---- the publishing party ------------------------------------------------------------------------------------
 
@@ -462,15 +488,8 @@ class RegionCore:
         if self.levels.active.rows or self.levels.oldest_frozen() is not None or self._log.lingers:
             return
 
-        def passed(current: wal.RegionManifest) -> wal.RegionManifest:
-            return replace(
-                current,
-                replay_after=max(current.replay_after, position),
-                last_seen=max(current.last_seen, position),
-            )
-
         with suppress(wal.OutcomeUnknown):  # the edit may have been applied, or is made again
-            self.levels.adopt(self._manifests.edit(self.guard, passed))
+            self.levels.adopt(self._manifests.edit(self.guard, partial(_passed, position=position)))
             self._frozen_to = position
 
     # ---- inside --------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import logging
 import threading
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -19,6 +19,7 @@ from uuid import UUID
 from memwal.flush import CommitReport
 from memwal.ingest.engine.api.tokens import Ack
 from memwal.ingest.errors import classify
+from memwal.ingest.log_limit import Log, log_of
 from memwal.wal import Clock
 
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
@@ -190,7 +191,8 @@ class CommitMeter:
     Thread safety. One commit at a time, see `CommitLoop`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, log: Log = _LOG) -> None:
+        self._log = log
         self.seconds = Histogram()
         self.rows_inserted = self.rows_updated = self.rows_deleted = 0
         self.ssts = self.bytes = self.failures = self.held_back = 0
@@ -230,7 +232,7 @@ class CommitMeter:
         rows = report.rows_inserted + report.rows_updated + report.rows_deleted
         text = "committed %d SSTs as version %d, %d rows changed, in %.3f s"
         told = {"event": "commit", "version": report.version, "rows": rows, "ssts": report.ssts, "seconds": seconds}
-        _LOG.info(text, report.ssts, report.version, rows, seconds, extra=told)
+        self._log.info(text, report.ssts, report.version, rows, seconds, extra=told)
         self.recent.append({"time": now, **{name: told[name] for name in ("seconds", "version", "rows", "ssts")}})
         self.rows_inserted += report.rows_inserted
         self.rows_updated += report.rows_updated
@@ -246,15 +248,31 @@ class Meters:
     Thread safety. Any thread.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "") -> None:
+        """`name`: of the table in a fleet, for its log lines."""
         self._lock = threading.Lock()
         self._regions: dict[UUID, RegionMeter] = {}
-        self.commits = CommitMeter()
+        self.commits = CommitMeter(log_of(_LOG, name))
+        self.refusals: Mapping[str, int] = {}
+        """Puts that a limit has rejected, by the name of its setting."""
+        self.throttled_puts, self.throttled_seconds = 0, 0.0
+        """Puts that have waited for `table.put_rate_max`, and the total time."""
 
     def of(self, region: UUID) -> RegionMeter:
         """Return the meter of a region, created at the first call."""
         with self._lock:
             return self._regions.setdefault(region, RegionMeter())
+
+    def refused(self, limit: str) -> None:
+        """Count a put that `limit` has rejected."""
+        with self._lock:
+            self.refusals = {**self.refusals, limit: self.refusals.get(limit, 0) + 1}
+
+    def throttled(self, seconds: float) -> None:
+        """Count a put that has waited `seconds` for `table.put_rate_max`."""
+        with self._lock:
+            self.throttled_puts += 1
+            self.throttled_seconds += seconds
 
     def regions(self) -> dict[UUID, RegionMeter]:
         """Return the meters of all regions that `of` was called for."""

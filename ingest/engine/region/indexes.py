@@ -13,12 +13,12 @@ never the answer. Therefore:
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from uuid import UUID
 from weakref import ReferenceType, ref
 
 from memwal.ingest.engine.region.state import RegionLevels
+from memwal.ingest.log_limit import Log
 from memwal.memtable import MemTable
 from memwal.wal import named
 from memwal.wal.panics import as_exception
@@ -30,7 +30,7 @@ class RegionIndexes:
     Thread safety. `step` from one thread at a time; `waiting` from any.
     """
 
-    def __init__(self, region: UUID, levels: RegionLevels, log: logging.Logger) -> None:
+    def __init__(self, region: UUID, levels: RegionLevels, log: Log) -> None:
         self._region, self._levels, self._log = region, levels, log
         self._done: dict[int, tuple[int, bool]] = {}
         """By generation: number of indexed rows, and whether the memtable was frozen at that time."""

@@ -21,7 +21,8 @@ from memwal.flush import FlushAttempts
 from memwal.ingest.engine.read.levels import RegionView
 from memwal.ingest.engine.region.context import Limits, RegionContext
 from memwal.ingest.engine.region.counters import Step
-from memwal.ingest.errors import BUSY, FLUSH_FAILING, Unavailable
+from memwal.ingest.errors import BUSY, FLUSH_FAILING, MEMORY_MAX, PENDING_MAX, UNFLUSHED_MAX, Unavailable
+from memwal.ingest.settings.values import format_size
 from memwal.memtable import MemTable
 
 State = Literal["serving", "flush_failing", "fenced", "poisoned"]
@@ -142,8 +143,11 @@ class RegionLevels:
             return RegionView(self._region, snapshots, self.manifest.ssts, shapes=shapes, active=active)
 
     def has_room(self, limits: Limits) -> bool:
-        """Return whether unflushed bytes and uncommitted SSTs are below the limits of puts. Takes no lock."""
-        return self.unflushed < limits.unflushed_max and not 0 < limits.pending_max <= len(self.manifest.ssts)
+        """Return whether unflushed bytes, uncommitted SSTs and the table's memory are below the limits of puts."""
+        memory = self._context.memory
+        if self.unflushed >= limits.unflushed_max or 0 < limits.pending_max <= len(self.manifest.ssts):
+            return False
+        return memory is None or memory.has_room()
 
     def wait_for_room(self, limits: Limits, timeout: float) -> bool:
         """Wait at most `timeout` seconds; return whether there is room or the region ended."""
@@ -151,17 +155,23 @@ class RegionLevels:
             return self._changed.wait_for(lambda: self.failure is not None or self.has_room(limits), timeout)
 
     def no_room(self, limits: Limits) -> Unavailable:
-        """Return the error of a put that found no room."""
-        why = (
-            f"{self.unflushed} bytes wait to be flushed, more than memtable.unflushed_max = {limits.unflushed_max}"
-            f"{self._flush_trouble()}"
-            if (full := self.unflushed >= limits.unflushed_max)
-            else f"{len(self.manifest.ssts)} SSTs wait to be committed, commit.pending_max = {limits.pending_max}; "
-            "commit them, or raise it"
-        )
-        reason = FLUSH_FAILING if full and self._flush_error is not None else BUSY
-        details = {"reason": reason, "region": str(self._region)}
-        return Unavailable(f"{self._name}: {why}; retry with the same token", details)
+        """Return the error of a put that found no room, and count it."""
+        ssts, memory = len(self.manifest.ssts), self._context.memory
+        if self.unflushed >= limits.unflushed_max:
+            limit = UNFLUSHED_MAX
+            why = f"{self.unflushed} bytes wait to be flushed, more than {limit} = {limits.unflushed_max}"
+        elif memory is None or 0 < limits.pending_max <= ssts:
+            limit = PENDING_MAX
+            why = f"{ssts} SSTs wait to be committed, {limit} = {limits.pending_max}; commit them, or raise it"
+        else:
+            limit = MEMORY_MAX
+            why = f"the table holds {memory.bytes} bytes in memory, {limit} = {format_size(memory.most)}; raise it"
+        failing = limit != PENDING_MAX and self._flush_error is not None
+        self._meter.refused()
+        self._context.meters.refused(limit)
+        details = {"reason": FLUSH_FAILING if failing else BUSY, "limit": limit, "region": str(self._region)}
+        trouble = self._flush_trouble() if failing else ""
+        return Unavailable(f"{self._name}: {why}{trouble}; retry with the same token", details)
 
     def wait_until_published(self, generation: int, timeout: float) -> None:
         """Return when `generation` and all earlier ones are SSTs. A failed flush is retried at once.
@@ -350,6 +360,11 @@ class RegionLevels:
     def unflushed(self) -> int:
         """Bytes of all memtables, including indexes."""
         return self.active_bytes + self._frozen_bytes
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """Bytes of the active memtable (0 without rows), and of the frozen ones."""
+        return self.active_bytes if self.active.rows else 0, self._frozen_bytes
 
     def _flush_trouble(self) -> str:
         return "" if self._flush_error is None else f" (the last flush failed: {self._flush_error})"

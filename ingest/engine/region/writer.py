@@ -60,6 +60,10 @@ LOOK_EVERY = 0.25
 """Seconds after which a put that waits for room checks again whether another process has committed."""
 
 
+class Rested(Unavailable):
+    """The region was released at rest: claim it again. Callers of tables never see it."""
+
+
 class RegionWriter:
     """The single writer of one region; `region.core` numbers its promises.
 
@@ -77,6 +81,10 @@ class RegionWriter:
         self.region, self.bucket, self.name = region, bucket, str(region)
         self._context, self._meter = context, context.meters.of(region)
         self._warnings = LogLimit(context.clock.monotonic)
+        self.idle_since = context.clock.monotonic()
+        """Monotonic time (s) of the last put, or of the last read from memory."""
+        self.rested: wal.RegionManifest | None = None
+        """The manifest that released the region at rest."""
         self.place = f"{context.store.url('')}: {wal.named(region)}"
         """Table and region, for messages."""
         began = context.clock.monotonic()
@@ -87,6 +95,7 @@ class RegionWriter:
         self._levels = self._core.levels
         self._queue = queue_of(context)
         self._looking, self._proving = threading.Lock(), threading.Lock()
+        self._freezing: Request[int] | None = None
         self._server = Worker(f"region-{bucket}", partial(self._guarded, self._serve))
         self._flusher = Worker(f"flusher-{bucket}", partial(self._guarded, self._flush_in_order))
         self._indexer = None if context.index_at_once else Worker(f"indexer-{bucket}", self._index)
@@ -100,7 +109,7 @@ class RegionWriter:
         be the error that ended this writer, or Unavailable if flushes or commits made no room within `wal.put_timeout`
         (or `patience` seconds).
         """
-        write.since = self._context.clock.monotonic()
+        write.since = self.idle_since = self._context.clock.monotonic()
         if tracing.on:
             write.trace = tracing.present()
         try:
@@ -113,6 +122,7 @@ class RegionWriter:
 
     def view(self) -> RegionView:
         """Return the current levels above the base table. Raises: the error that ended this writer."""
+        self.idle_since = self._context.clock.monotonic()
         return self._core.view()
 
     def unproven(self, *, anew: bool = False) -> Callable[[], None] | None:
@@ -153,6 +163,7 @@ class RegionWriter:
 
         Raises: the error that ended this writer; StoreUnavailable if lingering rows cannot be appended.
         """
+        self.idle_since = self._context.clock.monotonic()
         return self._asked(self._core.durable_view)
 
     def freeze(self) -> Callable[[], None]:
@@ -185,9 +196,26 @@ class RegionWriter:
         return self._core.failure
 
     @property
+    def at_rest(self) -> bool:
+        """Whether every row is in the base table, as of the last `refresh`, and no write waits."""
+        return self._queue.oldest() is None and self._core.at_rest
+
+    @property
     def memtable_bytes(self) -> int:
         """Bytes of the memtables, including indexes."""
         return self._levels.unflushed
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """Bytes of the active memtable (0 without rows), and of the frozen ones."""
+        return self._levels.held
+
+    def flush_soon(self) -> None:
+        """Let the region's thread freeze the active memtable; does not wait, and never raises."""
+        if self._freezing is None or self._freezing.done.done():
+            self._freezing = Request(self._core.freeze)
+            with suppress(Exception):  # the error that ended this writer
+                self._queue.submit(self._freezing)
 
     def unflushed_entries(self, behind: int = 0) -> int:
         """Return the number of WAL entries above position `behind` that the next claim must replay."""
@@ -238,11 +266,14 @@ class RegionWriter:
         except wal.WalError as error:
             self._context.log.warning("%s: the claim's position is not noted: %s", wal.named(self.region), error)
 
-    def close(self, reason: MemWalError | None = None, *, told: bool = False) -> wal.Released | None:
+    def close(
+        self, reason: MemWalError | None = None, *, told: bool = False, rest: bool = False
+    ) -> wal.Released | None:
         """Append lingering rows and stop the threads. Nothing is flushed: the WAL has the rows.
 
         `reason`: the error of later calls. `told`: True if the caller passes the returned note on to the next owner
-        (see `RegionCore.end_reads`); otherwise the note is written to the manifest for any next owner.
+        (see `RegionCore.end_reads`); otherwise the note is written to the manifest for any next owner. `rest`: see
+        `RegionCore.release`; `rested` then holds the manifest.
         Raises: the error that kept visible rows from the WAL; the threads have ended even then.
         """
         alive = self._core.failure is None
@@ -259,7 +290,7 @@ class RegionWriter:
         with self._proving:  # no proof is made from here on
             released = self._core.end_reads()
             if not told:
-                self._core.release()
+                self.rested = self._core.release(rest=rest)
         if alive and self._core.lingers and self._core.failure is not None:
             raise self._core.failure
         return released
@@ -274,7 +305,7 @@ class RegionWriter:
             until = clock.monotonic() + patience
             while not self._levels.wait_for_room(limits, max(0.0, min(LOOK_EVERY, until - clock.monotonic()))):
                 expect_waiting()
-                commits = self._levels.unflushed < limits.unflushed_max  # else this process's own flushes make room
+                commits = 0 < limits.pending_max <= len(self._levels.manifest.ssts)  # else this process makes room
                 if commits and self._looking.acquire(blocking=False):
                     try:
                         self.refresh()
@@ -283,7 +314,6 @@ class RegionWriter:
                     finally:
                         self._looking.release()
                 if clock.monotonic() >= until and not self._levels.has_room(limits):
-                    self._meter.refused()
                     raise self._levels.no_room(limits)
 
     # ---- the region's thread -------------------------------------------------------------------------------------

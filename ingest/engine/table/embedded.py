@@ -30,7 +30,9 @@ from memwal.ingest.engine.read.local import LevelReads, regions_of
 from memwal.ingest.engine.read.reader import Reader
 from memwal.ingest.engine.region.admission import Admission
 from memwal.ingest.engine.region.context import RegionContext
+from memwal.ingest.engine.region.quotas import PutRate, TableMemory
 from memwal.ingest.engine.region.resolve import StoredRows
+from memwal.ingest.engine.region.writer import RegionWriter, Rested
 from memwal.ingest.engine.table import indexes
 from memwal.ingest.engine.table.columns import TableColumns
 from memwal.ingest.engine.table.commit_loop import CommitLoop
@@ -59,22 +61,34 @@ class Table(LevelReads, LanceDBForms):
     Errors. Every method raises only `ingest.errors` kinds.
     """
 
-    def __init__(self, base: BaseTable, context: RegionContext, settings: Settings, claim: Iterable[UUID]) -> None:
-        """Claim the regions `claim` of `base`. Use `memwal.open`, which claims all and also creates the table."""
+    def __init__(
+        self, base: BaseTable, context: RegionContext, settings: Settings, claim: Iterable[UUID], *, lazy: bool = False
+    ) -> None:
+        """Claim the regions `claim` of `base`. Use `memwal.open`, which claims all and also creates the table.
+
+        `lazy`: claim others at their first use, and let `RegionSet.rest_idle` release idle ones; see `table.regions`.
+        """
         routing, clock = base.routing_version, context.clock
-        reader = Reader(base, context.store, cache_bytes=settings.flush.cache_max, routing=routing, clock=clock)
+        rate, most = settings.table.put_rate_max, settings.table.memory_max
+        cached = min(settings.flush.cache_max, most // 2 or settings.flush.cache_max)
+        reader = Reader(base, context.store, cache_bytes=cached, routing=routing, clock=clock)
+        self.memory = TableMemory(most, lambda: self.regions.alive, reader.cache)
+        """The memory that the table's rows take in this process."""
         super().__init__(base, reader)
         self._sql_memory = settings.sql.memory_max
         stored = StoredRows(reader, context.store)
         context = replace(context, find=stored, any_expired=stored.any_expired, loads=stored.loads, keep=reader.keep)
+        context = replace(context, memory=self.memory if most else None)
         self.regions = RegionSet(base, context)
+        self.regions.claim = self._claimed_at_use if lazy else None
         self.stored_changes = StoredChanges(base, context.store, context.clock)
         self._columns = TableColumns(base, self.regions, self._reader, self._took)
         self._callers_columns = CallersColumns(base.schema.names)
         self._missing = missing_rule(None, base.key, base.rules.upsert)
-        self.writes = TableWrites(self._columns, self.regions, self._reader)
+        paced = PutRate(rate, clock, context.meters, context.store.url("")) if rate else None
+        self.writes = TableWrites(self._columns, self.regions, self._reader, paced)
         self.upkeep = steps = TableUpkeep(self.regions, self._reader, settings, self._columns.take_over)
-        self.pauses = PauseWatch(context.store, context.clock, context.ids, context.wal_options)
+        self.pauses = PauseWatch(context.store, context.clock, context.ids, context.wal_options, context.name)
         paused = lambda: "commits" in self.pauses.recent()  # noqa: E731
         self._commits = CommitLoop(steps, settings.commit, context.clock, paused, reader.opened.uri)
         self._collections = Periodic("collection", steps.collect, settings.gc.interval)
@@ -269,6 +283,7 @@ class Table(LevelReads, LanceDBForms):
             "regions": regions,
             "commits": list(self.regions.context.meters.commits.recent),
             "commit_failures": self.upkeep.failures,
+            "refused_puts": dict(self.regions.context.meters.refusals),
             "paused": self.pauses.recent(),
             "storage": space_status(self.upkeep.space),
             "versions": {self._owner: build()},
@@ -371,10 +386,13 @@ class Table(LevelReads, LanceDBForms):
         failures = (writer.failure for writer in self.regions.writers)
         return next((str(error) for error in failures if error and not isinstance(error, wal.Fenced)), None)
 
-    def announce(self, endpoint: str) -> None:
-        """Write notes on storage that name `endpoint` as the owner of these regions. A hint: nothing depends on it."""
+    def announce(self, endpoint: str, name: str = "") -> None:
+        """Write notes on storage that name `endpoint` as the owner of these regions. A hint: nothing depends on it.
+
+        `name`: of the table in a fleet.
+        """
         self._owner = endpoint
-        self.regions.announce(endpoint)
+        self.regions.announce(endpoint, name)
 
     @property
     def closed(self) -> bool:
@@ -389,6 +407,10 @@ class Table(LevelReads, LanceDBForms):
         opened = self._reader.opened
         return self.regions.acquire(region, self.regions.before_claim(region, lambda: opened.committed))
 
+    def _claimed_at_use(self, region: UUID, released: wal.Released | None) -> int:
+        before = self.regions.before_claim(region, lambda: self._reader.base().committed)
+        return self.regions.acquire(region, replace(before, released=released))
+
     def _views(self, level: Level, keys: Any, *, again: bool) -> list[RegionView]:
         return self.views(level, regions_of(self.base, keys), again=again)
 
@@ -402,15 +424,20 @@ class Table(LevelReads, LanceDBForms):
         if level == "committed":
             return []
         self.regions.assure()
-        writers = self.regions.of(regions)
-        if level != "flushed":
+        wanted = list(regions)
+        while True:
+            sources = self.regions.sources(wanted, self._at_once, flushed=level == "flushed")
+            writers = [source for source in sources if isinstance(source, RegionWriter)]
             try:
-                prove(writers, self._at_once, anew=again)
+                if level != "flushed":
+                    prove(writers, self._at_once, anew=again)
+                return [_view(source, level) for source in sources]
             except wal.Corrupt:
                 self._reader.base()  # raises a clearer error if another table was created at this address
                 raise
-        views = [writer.durable_view() if level == "durable" else writer.view() for writer in writers]
-        return views if level != "flushed" else [RegionView(view.region, (), view.ssts) for view in views]
+            except (Rested, wal.Fenced):
+                if self.regions.claim is None or all(map(self.regions.has, writers)):
+                    raise  # else a region came to rest during this call, and may have been claimed since
 
     def _changes_source(self) -> StoredChanges:
         self._refuse_if_closed()
@@ -436,6 +463,13 @@ class Table(LevelReads, LanceDBForms):
             raise Invalid("the table is closed; open it again")
         if os.getpid() != self._process:
             raise Invalid("the table was opened in another process, and a fork copies no threads; open it here")
+
+
+def _view(source: RegionWriter | RegionView, level: Level) -> RegionView:
+    if isinstance(source, RegionView):
+        return source
+    view = source.durable_view() if level == "durable" else source.view()
+    return view if level != "flushed" else RegionView(view.region, (), view.ssts)
 
 
 class _RegionReads(LevelReads):

@@ -195,10 +195,13 @@ def judge(owner: Owner, here: Process, answer: Answer, table_id: str, peers: Seq
         if reason == PROTOCOL or denies_access(answer):
             return OwnerState(owner, "lives", f"which does not say what it serves ({answer})")
         return OwnerState(owner, "ends", "which runs and does not answer") if runs else OwnerState(owner, "free")
-    if answer is None or answer.get("id", table_id) != table_id:  # ports are reused
+    # A fleet answers for each of its open tables.
+    tables = {} if answer is None else answer.get("tables", {"": answer})
+    mine = next((each for each in tables.values() if each.get("id", table_id) == table_id), None)
+    if answer is None or mine is None:  # ports are reused
         return OwnerState(owner, "free")
     # It has one of these regions by a claim at least as new as its note, or is claiming it now.
-    having = dict.fromkeys(answer["claiming"], 2**63) | answer["regions"]
+    having = dict.fromkeys(mine["claiming"], 2**63) | mine["regions"]
     has = any(having.get(region, 0) >= epoch for region, epoch in owner.epochs.items())
     if set(answer["endpoints"]) & set(peers) or not has:
         return OwnerState(owner, "free")

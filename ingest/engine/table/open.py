@@ -49,13 +49,16 @@ def open_table(
     clock: wal.Clock | None = None,
     claim: bool = True,
     claimant: Claimant | None = None,
+    lazy: bool = False,
+    name: str = "",
 ) -> embedded.Table:
     """Open (or create) the table of `settings` and claim its regions; with `claim` False claim none yet.
 
     `ask`: asks a daemon that an owner note names what it owns. `on_replay`: called during the log's replay; without
     it a terminal shows a progress bar if the replay takes long. `clock`: None for the system's. `claimant`: the
-    claiming process; by default a program that takes nothing over. With `claim` False, live owners are checked only if
-    a claimant is given. If the table is being resized, wait up to `wal.retry_budget`.
+    claiming process; by default a program that takes nothing over. `lazy`: see `embedded.Table`. `name`: of a table of
+    a fleet, for its log lines. With `claim` False, live owners are checked only if a claimant is given. If the table is
+    being resized, wait up to `wal.retry_budget`.
     Raises: Invalid; Unavailable if another process serves it (`table.live_owners`); wal and flush errors.
     """
     clock = clock or wal.SystemClock()
@@ -70,13 +73,13 @@ def open_table(
                 owners_of(base, store, ask).refuse(claimant or Claimant(), clock)
             if finish:  # a resize that was interrupted after its decision
                 base = flush.finish_resize(base, store, clock=clock, ids=ids, options=wal_options)
-            context = context_of(settings, base, store, clock, ids, wal_options)
+            context = context_of(settings, base, store, clock, ids, wal_options).named(name)
             base = replace(base, caches=LanceCaches(settings.table.cache_max))
             with nullcontext(on_replay) if on_replay is not None or not claim else replay_bar(clock) as tell:
                 context = replace(context, on_replay=tell, daemon=claimant is not None and claimant.daemon)
                 alone = None if claimant is None or claimant.daemon else claimant
                 with claiming(base, take_over=alone.take_over) if alone else nullcontext():
-                    return embedded.Table(base, context, settings, base.regions if claim else ())
+                    return embedded.Table(base, context, settings, base.regions if claim else (), lazy=lazy)
         except (wal.Sealed, wal.Resized) as error:
             if clock.monotonic() >= until:
                 raise

@@ -1,9 +1,9 @@
 """Owner notes: the file `owner.json` beside a region's manifest names the process that serves the region.
 
-`{"epoch", "endpoint"?, "daemon", "process": {"host", "machine", "boot", "space", "pid", "started"}}`: the writer
-epoch of the claim, the Flight endpoint (absent while a daemon starts, and for a table that is open in a program),
-whether the owner is a daemon, and its `Process`. The owner writes the note after its claim and
-deletes it when it closes.
+`{"epoch", "endpoint"?, "name"?, "daemon", "process": {"host", "machine", "boot", "space", "pid", "started"}}`: the
+writer epoch of the claim, the Flight endpoint (absent while a daemon starts, and for a table that is open in a
+program), the table's name in a fleet, whether the owner is a daemon, and its `Process`. The owner writes the note after
+its claim and deletes it when it closes.
 
 A note may be stale, missing or wrong. A client that follows a note verifies the daemon's identity (`Notes.are_of`). A
 process that wants to claim a region checks whether its owner is alive (`table.live_owners`). Only the epoch
@@ -160,19 +160,26 @@ class Note:
     daemon: bool = False
     process: Process | None = None
     """None if unknown: in a note left by a former owner, and in one written by an earlier version of memwal."""
+    name: str = ""
+    """Of the table, if the owner serves a fleet."""
 
 
-def announce(store: wal.ObjectStore, region: UUID, epoch: int, endpoint: str = "", *, daemon: bool = False) -> None:
+def announce(
+    store: wal.ObjectStore, region: UUID, epoch: int, endpoint: str = "", *, daemon: bool = False, name: str = ""
+) -> None:
     """Write the note of a new owner, which is this process."""
     note: dict[str, Any] = {"epoch": epoch, "daemon": daemon, "process": asdict(Process.here())}
-    store.put(owner_key(region), json.dumps(note | ({"endpoint": endpoint} if endpoint else {})).encode())
+    note |= {field: value for field, value in (("endpoint", endpoint), ("name", name)) if value}
+    store.put(owner_key(region), json.dumps(note).encode())
 
 
-def renew(store: wal.ObjectStore, region: UUID, epoch: int, endpoint: str = "", *, daemon: bool = False) -> None:
+def renew(
+    store: wal.ObjectStore, region: UUID, epoch: int, endpoint: str = "", *, daemon: bool = False, name: str = ""
+) -> None:
     """Write the own note again if it is missing or an older owner has overwritten it. One request if it is in place."""
     note = _read(store, region)
     if note is None or note.epoch < epoch or (note.epoch == epoch and note.process is None):
-        announce(store, region, epoch, endpoint, daemon=daemon)
+        announce(store, region, epoch, endpoint, daemon=daemon, name=name)
 
 
 def withdraw(
@@ -205,6 +212,8 @@ class Notes:
     endpoints: tuple[str, ...]
     epochs: Mapping[str, int]
     """By region id, the epoch in its note; 1 for a region without a note."""
+    name: str | None = None
+    """Of the table, if the daemons serve a fleet."""
 
     def are_of(self, identity: Mapping[str, Any], table: str) -> bool:
         """Return whether daemons that answer with `identity` own all these regions of `table`, by these claims or
@@ -222,7 +231,8 @@ def find(store: wal.ObjectStore, regions: Sequence[UUID], also: Sequence[str] = 
     known = read(store, regions)
     endpoints = tuple(dict.fromkeys([*(note.endpoint for note in known.values() if note.endpoint), *also]))
     epochs = {str(region): known[region].epoch if region in known else 1 for region in regions}
-    return Notes(endpoints, epochs) if endpoints else None
+    name = next((note.name for note in known.values() if note.name), None)
+    return Notes(endpoints, epochs, name) if endpoints else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +260,8 @@ def _read(store: wal.ObjectStore, region: UUID) -> Note | None:
     try:
         note = json.loads(data)
         daemon = bool(note.get("daemon", True))  # earlier versions wrote notes of daemons only
-        return Note(int(note["epoch"]), str(note.get("endpoint") or ""), daemon, Process.of(note.get("process")))
+        endpoint, name = (str(note.get(field) or "") for field in ("endpoint", "name"))
+        return Note(int(note["epoch"]), endpoint, daemon, Process.of(note.get("process")), name)
     except (ValueError, KeyError, TypeError, AttributeError):
         return None  # treat an incomplete note as a missing note
 

@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal, get_args
 
+from memwal.ingest.log_limit import log_of
 from memwal.wal import Clock, Ids, ObjectStore, SystemIds, WalOptions
 from memwal.wal.layout import PAUSED_PREFIX, parse_resumed_key, paused_key, resumed_key
 from memwal.wal.retries import with_retried_reads
@@ -120,9 +121,15 @@ class PauseWatch:
     """
 
     def __init__(
-        self, store: ObjectStore, clock: Clock, ids: Ids | None = None, options: WalOptions | None = None
+        self,
+        store: ObjectStore,
+        clock: Clock,
+        ids: Ids | None = None,
+        options: WalOptions | None = None,
+        name: str = "",
     ) -> None:
-        """Watch the pauses of the table in `store`; arguments as for `Pauses`."""
+        """Watch the pauses of the table in `store`; arguments as for `Pauses`. `name`: of the table in a fleet."""
+        self._log = log_of(_LOG, name)
         self.pauses, self._clock = Pauses(store, clock, ids, options), clock
         self._every = LOOK_EVERY_REMOTE if store.remote else LOOK_EVERY
         self._looking = threading.Lock()
@@ -153,9 +160,9 @@ class PauseWatch:
             self._looked, before = self._clock.monotonic(), self.last
             self._last = now = self.pauses.now(patient=patient)
         for what in now.keys() - before.keys():
-            _LOG.info("%s", text_of(what, now[what]), extra={"event": "paused"})
+            self._log.info("%s", text_of(what, now[what]), extra={"event": "paused"})
         for what in before.keys() - now.keys():
-            _LOG.info("%s: the pause has ended", what, extra={"event": "resumed"})
+            self._log.info("%s: the pause has ended", what, extra={"event": "resumed"})
         return now
 
 

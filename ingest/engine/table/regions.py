@@ -17,6 +17,19 @@ Steps to release a region (`release`), the first half of a planned hand-over:
 3. End its writer: queued writes are served and acked, lingering rows are appended, its threads end. The log stays.
 4. Only then return. *From here on this writer acks nothing, whichever process claims the region next, and whenever. If
    it had paused through all of this, the epoch of the next claim would reject its append.*
+
+Regions claimed at their first use (`claim` is set). A write, and a read that storage cannot answer, claims a region
+that is missing and belongs to this process (`belongs`). A read first reads the newest manifest: a region at rest is
+read from storage and stays unclaimed (`wal.lease`, Rest). Steps to rest (`rest`), for a region that was not used for a
+while and whose rows are all in the base table:
+
+1. Remove it from the set: later calls wait for the end of step 4, and then act as for any missing region.
+2. End its writer: queued writes are served and acked. Writes that come later fail with `Rested`; their callers send
+   them to the next claim.
+3. Stop answering reads from memory. *Crash up to here: the next call claims the region and replays its log.*
+4. Unless step 2 served a write with rows, record in the manifest that the region is at rest. *Outcome unknown: a read
+   claims the region, or finds it at rest; both are right.*
+5. Withdraw the owner's note. *Crash before: the note names a process that has ended, or does not have the region.*
 """
 
 from __future__ import annotations
@@ -33,8 +46,9 @@ from uuid import UUID
 
 from memwal import wal
 from memwal.flush import BaseTable
+from memwal.ingest.engine.read.levels import RegionView
 from memwal.ingest.engine.region.context import RegionContext
-from memwal.ingest.engine.region.writer import RegionWriter
+from memwal.ingest.engine.region.writer import RegionWriter, Rested
 from memwal.ingest.engine.table import owner_notes as owners
 from memwal.ingest.engine.table.garbage import TableCollector
 from memwal.ingest.errors import Invalid, MemWalError, Unavailable
@@ -85,6 +99,11 @@ class RegionSet:
         unknown."""
         self.assure: Callable[[], None] = lambda: None
         """Called before a read: if this process may have paused, releases regions that another process has claimed."""
+        self.claim: Callable[[UUID, wal.Released | None], object] | None = None
+        """Claims a missing region at its first use, with the note of its former owner; None: missing regions stay
+        missing."""
+        self.belongs: Callable[[UUID], bool] = lambda _: True
+        """Returns whether this process may claim a missing region, or read it from storage."""
         self.draining = False
         self.coming: frozenset[UUID] = frozenset()
         """Regions that are being claimed or requested."""
@@ -92,7 +111,9 @@ class RegionSet:
         self._buckets = {region: bucket for bucket, region in enumerate(base.regions)}
         self._turns: defaultdict[UUID, threading.Lock] = defaultdict(threading.Lock)
         self._held: Mapping[UUID, RegionWriter] = {}
-        self._endpoint = ""
+        self._looked: dict[UUID, wal.RegionManifest] = {}
+        """The newest manifests of missing regions as of the last looks, at which the next looks start."""
+        self._endpoint = self._name = ""
         self._closed = False
 
     # ---- present regions -----------------------------------------------------------------------------------------
@@ -134,19 +155,45 @@ class RegionSet:
         return writer
 
     def serving(self, region: UUID) -> RegionWriter:
-        """Return the writer of `region`; wait for a region that is being acquired. Raises: as `writer`."""
+        """Return the writer of `region`; wait for a region that is being acquired, or claim it.
+
+        Raises: as `writer`; as `wal.claim`.
+        """
         if region not in self._held and region in self.coming:
             with self._changed:
                 self._changed.wait_for(lambda: region in self._held or region not in self.coming, COMING_WITHIN)
+        if self.claim is not None and self.claimable(region):
+            looked = self._looked.get(region)
+            at_rest = looked is not None and looked.at_rest
+            with self.expecting(region):
+                self.claim(region, wal.Released(looked, looked.last_seen) if looked is not None and at_rest else None)
         return self.writer(region)
 
     def of_bucket(self, bucket: int) -> RegionWriter:
         """Return the writer of the region of `bucket`, as `serving`."""
         return self.serving(self.order[bucket])
 
+    def sources(self, regions: Iterable[UUID], at_once: int, *, flushed: bool) -> Sequence[RegionWriter | RegionView]:
+        """Return where a read that begins now finds the rows of `regions`: writers, or the levels of regions at rest.
+
+        `at_once`: regions looked up or claimed in parallel. `flushed`: rows in memtables are not wanted, so that the
+        newest manifest suffices. Raises: as `serving`.
+        """
+        wanted = list(regions)
+        missing = [region for region in wanted if self.claimable(region)]
+        views = dict(zip(missing, each(partial(self._at_rest, flushed=flushed), missing, at_once), strict=True))
+        return [views.get(region) or self.serving(region) for region in wanted]
+
     def of(self, regions: Iterable[UUID]) -> Sequence[RegionWriter]:
         """Return the writers of `regions`. Raises: as `serving`."""
         return [self.serving(region) for region in regions]
+
+    def claimable(self, region: UUID) -> bool:
+        """Return whether `region` has no serving writer here, and the next call that needs it claims it here."""
+        held = self._held.get(region)
+        gone = region not in self.coming if held is None else held.failure is not None
+        here = self.claim is not None and not self.draining and region in self._buckets
+        return here and gone and self.belongs(region)
 
     def missing(self, region: UUID) -> Invalid | Unavailable:
         """Return the error of a call that names `region`, which is not here."""
@@ -223,6 +270,26 @@ class RegionSet:
         """
         return self._released(region, flush=flush, told=False)[0]
 
+    def rest(self, region: UUID) -> bool:
+        """Release `region` if all its rows are in the base table; return whether it is at rest now.
+
+        Only with `claim`. Does nothing if the region is missing, has failed, or has other rows. See the module.
+        """
+        with self._turns[region]:
+            writer = self._held.get(region)
+            if self.claim is None or writer is None or not writer.at_rest:
+                return False
+            self._leave(writer, rest=True)
+            if writer.rested is not None:
+                self._looked[region] = writer.rested
+            self._withdraw(writer)
+            return writer.rested is not None
+
+    def rest_idle(self, idle_after: float) -> int:
+        """Release the regions at rest that were not used for `idle_after` seconds; return their number."""
+        before = self.context.clock.monotonic() - idle_after
+        return sum(self.rest(writer.region) for writer in self.alive if writer.idle_since <= before and writer.at_rest)
+
     def give(self, region: UUID, read: int = 0) -> tuple[int, wal.Released | None]:
         """As `release`, for a process that claims the region next and has read its log up to position `read`.
 
@@ -230,9 +297,12 @@ class RegionSet:
         """
         return self._released(region, flush=None, told=True, read=read)
 
-    def announce(self, endpoint: str) -> None:
-        """Write `endpoint` into the owner's notes of these regions, and of those acquired later."""
-        self._endpoint = endpoint
+    def announce(self, endpoint: str, name: str = "") -> None:
+        """Write `endpoint` into the owner's notes of these regions, and of those acquired later.
+
+        `name`: of the table in a fleet.
+        """
+        self._endpoint, self._name = endpoint, name
         for writer in self.writers:
             self._note(writer)
 
@@ -242,7 +312,7 @@ class RegionSet:
         for writer in self.alive:
             with suppress(wal.WalError):  # the note is a hint
                 epoch, daemon = writer.guard.epoch, context.daemon
-                owners.renew(context.store, writer.region, epoch, self._endpoint, daemon=daemon)
+                owners.renew(context.store, writer.region, epoch, self._endpoint, daemon=daemon, name=self._name)
 
     def close(self) -> None:
         """Close all writers, even if one raises, and delete the notes. Raises: the error of a writer's `close`."""
@@ -251,7 +321,7 @@ class RegionSet:
         with ExitStack() as every:  # closes each, even if others raise
             for writer in self.writers:
                 every.callback(self._withdraw, writer)
-                every.callback(writer.close)
+                every.callback(writer.close, rest=self.claim is not None)
 
     # ---- inside --------------------------------------------------------------------------------------------------
 
@@ -279,16 +349,25 @@ class RegionSet:
             writer.close()
             raise
 
-    def _leave(self, writer: RegionWriter, *, told: bool = False) -> wal.Released | None:
+    def _leave(self, writer: RegionWriter, *, told: bool = False, rest: bool = False) -> wal.Released | None:
         with self.changing:
             self._held = {region: each for region, each in self._held.items() if each is not writer}
-        return writer.close(self.missing(writer.region), told=told)
+        reason = Rested(f"{wal.named(writer.region)} was idle and is released") if rest else self.missing(writer.region)
+        return writer.close(reason, told=told, rest=rest)
+
+    def _at_rest(self, region: UUID, *, flushed: bool) -> RegionView | None:
+        """Read the newest manifest of `region`, and return its SSTs if it is at rest or if `flushed`; else None."""
+        newest = self.context.manifests(region).latest(self._looked.get(region))
+        if newest is None:
+            return None
+        self._looked[region] = newest
+        return RegionView(region, (), newest.ssts) if flushed or newest.at_rest else None
 
     def _note(self, writer: RegionWriter) -> None:
         """Write the note of `writer`. Nothing depends on it, so a failure is only logged."""
-        context = self.context
+        context, endpoint, epoch = self.context, self._endpoint, writer.guard.epoch
         try:
-            owners.announce(context.store, writer.region, writer.guard.epoch, self._endpoint, daemon=context.daemon)
+            owners.announce(context.store, writer.region, epoch, endpoint, daemon=context.daemon, name=self._name)
         except wal.WalError as error:
             _LOG.warning("%s: the note of its owner is not written: %s", wal.named(writer.region), error)
 

@@ -29,7 +29,7 @@ from memwal.ingest.engine.table.garbage import Ages
 from memwal.ingest.engine.table.maintenance import BaseUpkeep, maintenance_rules
 from memwal.ingest.engine.table.regions import RegionSet
 from memwal.ingest.errors import MemWalError, classify
-from memwal.ingest.log_limit import LogLimit
+from memwal.ingest.log_limit import LogLimit, log_of
 from memwal.ingest.settings.load import Settings
 from memwal.ingest.settings.sections import CommitSettings
 
@@ -76,6 +76,7 @@ class TableUpkeep:
         self._settings, self._ages = settings.commit, Ages.of(settings.gc)
         base, context = reader.opened, regions.context
         self._uri, self._warnings = base.uri, LogLimit(context.clock.monotonic)
+        self._log = log_of(_LOG, context.name)
         self._committer = context.ids.entry_id()
         self._maintenance = BaseUpkeep(base, context.clock, maintenance_rules(settings), context.meters.commits.expired)
         self.caught_up, self.rows = base.version, base.dataset.count_rows()
@@ -101,13 +102,14 @@ class TableUpkeep:
         alive = {writer.region for writer in self._regions.alive}
         for bucket, region in enumerate(self._regions.order):
             if region in alive:
-                if bucket and bucket != self._led_by:
+                if bucket and bucket != self._led_by and self._regions.claim is None:
                     why = "regions before it have no serving writer here, and no other process is known to own them"
                     _LOG.warning("%s: this process commits for all from region %d on: %s", self._uri, bucket, why)
                 self._led_by = bucket
                 return True
-            if not self._regions.ended(region) and self._regions.hint(region) is not None:
-                break
+            owner = None if self._regions.ended(region) else self._regions.hint(region)
+            if owner is not None and (owner[1] or self._regions.claim is None):
+                break  # a region that is claimed at its first use may have no owner
         self._led_by = None
         return False
 
@@ -166,7 +168,7 @@ class TableUpkeep:
             with self._unless_gone(writer):
                 published()
         for writer in flushed if every else ():
-            if not self._regions.has(writer):
+            if not self._regions.has(writer) and writer.rested is None:
                 raise self._regions.missing(writer.region)
 
     def commit(self) -> CommitReport:
@@ -275,9 +277,9 @@ class TableUpkeep:
         )
         self.space = (found.space or self.space) if leads else None
         if found.bytes:
-            _LOG.info("%s", found.summary())
+            self._log.info("%s", found.summary())
         if found.unreadable or found.unaccounted:
-            _LOG.warning(
+            self._log.warning(
                 "%d WAL entries cannot be read, %d SSTs are neither published nor committed; all were kept: "
                 "see `memwal gc --dry-run`",
                 found.unreadable,
@@ -296,7 +298,7 @@ class TableUpkeep:
             if changed and (line := self._warnings.text(str(region), text)) is not None:
                 _LOG.warning("%s", line, extra={"event": "commit_held_back", "region": str(region)})
         for region in before.keys() - held.keys():
-            _LOG.warning("%s is committed again", wal.named(region))
+            self._log.warning("%s is committed again", wal.named(region))
         again = context.clock.monotonic() + self._settings.interval
         self._try_again = dict.fromkeys(held, again)
         context.meters.commits.held_back = len(held)

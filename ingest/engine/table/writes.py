@@ -28,8 +28,9 @@ from memwal.ingest.engine.api.tokens import Ack, Receipt, Token, check_rises
 from memwal.ingest.engine.read.levels import RegionView, Reshaped
 from memwal.ingest.engine.read.reader import Captured, Reader
 from memwal.ingest.engine.region.admission import Admission
+from memwal.ingest.engine.region.quotas import PutRate
 from memwal.ingest.engine.region.write_queue import Write
-from memwal.ingest.engine.region.writer import RegionWriter
+from memwal.ingest.engine.region.writer import RegionWriter, Rested
 from memwal.ingest.engine.table.columns import TableColumns
 from memwal.ingest.engine.table.regions import RegionSet
 from memwal.ingest.errors import (
@@ -42,7 +43,7 @@ from memwal.ingest.errors import (
     translate_errors,
 )
 from memwal.memtable import TOMBSTONE, tombstones
-from memwal.wal import Clock, OutcomeUnknown, named
+from memwal.wal import Clock, OutcomeUnknown, WalError, named
 from memwal.wal.panics import panics_as_errors
 
 _LOOK_EVERY = 0.5
@@ -60,9 +61,9 @@ or 5 ms per million rows.
 class TableWrites:
     """Write conforming rows of a table into its regions here. Thread safety. Any thread."""
 
-    def __init__(self, columns: TableColumns, regions: RegionSet, reader: Reader) -> None:
-        """`reader`: counts the rows that a delete finds."""
-        self._columns, self._regions, self._reader = columns, regions, reader
+    def __init__(self, columns: TableColumns, regions: RegionSet, reader: Reader, rate: PutRate | None) -> None:
+        """`reader`: counts the rows that a delete finds. `rate`: limits the rate of puts; None: no limit."""
+        self._columns, self._regions, self._reader, self._rate = columns, regions, reader, rate
 
     def write(
         self,
@@ -85,6 +86,8 @@ class TableWrites:
         split, shape = self._split(admission, rows, deletes), admission.context.shape
         if token is not None:
             check_rises(token, {to.name: to.applied(token.producer).newest for to, _ in split})
+        if self._rate is not None and where is None:
+            timeout = self._wait_for_rate(self._rate, rows, timeout)
         parts = [(to, Write(part, durable, token, deletes, shape=shape, where=where)) for to, part in split]
         if found is not None:
             found.capture([to.view() for to, _ in parts])
@@ -114,6 +117,8 @@ class TableWrites:
         if np.any(base.route(conforming) != writer.bucket):
             raise Invalid(f"{named(region)}: the stream holds rows of other regions; route with BaseTable.route")
         once, deletes = self.once_per_key(admission, conforming, deletes)
+        if self._rate is not None:
+            self._wait_for_rate(self._rate, once, None)
         write = Write(once, token=token, deletes=deletes, shape=admission.context.shape)
         return replace(self.acks([(writer, write)])[writer.name], rows=conforming.num_rows)
 
@@ -132,22 +137,23 @@ class TableWrites:
         """Return the regions' acks, as `_written`; `found` counts in the meantime.
 
         If regions look up stored rows and find other columns than their own, they write nothing; the new columns are
-        adopted, and their writes are submitted once more.
+        adopted, and their writes are submitted once more. So are writes to regions that came to rest before them.
         """
         try:
             return self._written(parts, timeout, found)
-        except (Reshaped, UnknownOutcome):
+        except (Reshaped, Rested, UnknownOutcome):
             answered = [(to, each) for to, each in parts if each.done.done()]
-            refused = [(to, each) for to, each in answered if isinstance(each.done.exception(), Reshaped)]
-            if refused:
+            refused = [(to, each) for to, each in answered if isinstance(each.done.exception(), Reshaped | Rested)]
+            if any(isinstance(each.done.exception(), Reshaped) for _, each in refused):
                 for published in self._columns.take_over():
                     published()
             acked = {to.name: each.done.result() for to, each in parts if _is_acked(each)}
             if not refused or len(refused) + len(acked) < len(parts):
                 raise
         try:
-            return acked | self._written([(to, each.again()) for to, each in refused], timeout)
-        except MemWalError as error:
+            again = [(self._regions.serving(to.region), each.again()) for to, each in refused]
+            return acked | self._written(again, timeout)
+        except (MemWalError, WalError) as error:
             if not acked:
                 raise
             text = f"{len(acked)} of {len(parts)} regions applied their rows, the others maybe not: {error}"
@@ -180,6 +186,12 @@ class TableWrites:
                 error.details["routing"] = self._columns.base.routing_version
             raise error
         return acks
+
+    def _wait_for_rate(self, rate: PutRate, rows: pa.Table, timeout: float | None) -> float | None:
+        """Return when `rows` may be written, with the rest of `timeout`. Raises: as `PutRate.wait`."""
+        longest = self._regions.context.wal_options.put_timeout
+        waited = rate.wait(rows.nbytes, longest if timeout is None else min(timeout, longest))
+        return None if timeout is None else max(0.0, timeout - waited)
 
     def _split(self, admission: Admission, rows: pa.Table, deletes: bool) -> list[tuple[RegionWriter, pa.Table]]:
         """Return the rows by region, in order. Raises: InvalidRows, Invalid for wrong rows of several regions."""
