@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from memwal.ingest.errors import MemWalError
-from memwal.ingest.service.daemon.placement import target
+from memwal.ingest.service.daemon.placement import TableRegion, target
 from memwal.ingest.service.rpc.connection import Connection
 from memwal.wal import bucket_region
 
@@ -42,15 +42,16 @@ class Daemons:
     def __init__(self, at: Path, table: str, regions: int, environ: Mapping[str, str] | None = None) -> None:
         """Write the configuration.
 
-        `table`: the section [table]; each daemon has half of the regions. Standard error of each goes to a file in
-        `at`. `environ`: variables that the configuration refers to.
+        `table`: the section [table]; each daemon has half of the regions. 0 regions: `table` has the sections of a
+        fleet. Standard error of each goes to a file in `at`. `environ`: variables that the configuration refers to.
         """
         self._environ = dict(environ or {})
         self._ids = [bucket_region(bucket) for bucket in range(regions)]
         self.endpoints = self._free_endpoints()
         self._config, self._at = at / "daemons.toml", at
         listed = json.dumps(self.endpoints)
-        self._config.write_text(f"{table}[regions]\ncount = {regions}\n[daemon]\nendpoints = {listed}\n")
+        count = f"[regions]\ncount = {regions}\n" if regions else ""
+        self._config.write_text(f"{table}{count}[daemon]\nendpoints = {listed}\n")
         self._running: dict[str, subprocess.Popen[str]] = {}
         self._connections: dict[str, Connection] = {}
 
@@ -80,6 +81,10 @@ class Daemons:
         if "serving" not in process.stdout.readline():
             raise RuntimeError(f"the daemon at {endpoint} ended with exit code {process.wait()}")
         return time.perf_counter() - began
+
+    def pid(self, endpoint: str) -> int:
+        """Return the process id of a daemon."""
+        return self._running[endpoint].pid
 
     def kill(self, endpoint: str) -> None:
         """Kill a daemon with SIGKILL."""
@@ -111,7 +116,7 @@ class Daemons:
     def settled(self) -> bool:
         """Return whether every region is served by its target daemon."""
         shares = {endpoint: self.regions(endpoint) for endpoint in self.endpoints}
-        return all(str(region) in shares[str(target(region, self.endpoints))] for region in self._ids)
+        return all(str(region) in shares[str(target(TableRegion("", region), self.endpoints))] for region in self._ids)
 
     def _free_endpoints(self) -> list[str]:
         """Return free ports that give each daemon the same number of regions."""
@@ -121,6 +126,9 @@ class Daemons:
                 for probe in probes:
                     probe.bind(("127.0.0.1", 0))
                 endpoints = [f"grpc://127.0.0.1:{probe.getsockname()[1]}" for probe in probes]
-            shares = [sum(target(region, endpoints) == endpoint for region in self._ids) for endpoint in endpoints]
+            shares = [
+                sum(target(TableRegion("", region), endpoints) == endpoint for region in self._ids)
+                for endpoint in endpoints
+            ]
             if shares == [len(self._ids) // DAEMONS] * DAEMONS:
                 return endpoints

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from memwal.ingest.engine.api.tokens import Token
     from memwal.ingest.service.client.async_table import connect_async
     from memwal.ingest.service.client.connect import connect
+    from memwal.ingest.service.client.tables import tables
     from memwal.ingest.service.open import open_embedded as open
     from memwal.ingest.spark.connector.register import register_spark
     from memwal.ingest.spark.sink.foreach_batch import MemWalSink
@@ -46,11 +47,13 @@ __all__ = [
     "lancedb_reranker",
     "open",
     "register_spark",
+    "tables",
 ]
 
 _LAZY = {
     "open": ("memwal.ingest.service.open", "open_embedded"),
     "connect": ("memwal.ingest.service.client.connect", "connect"),
+    "tables": ("memwal.ingest.service.client.tables", "tables"),
     "connect_async": ("memwal.ingest.service.client.async_table", "connect_async"),
     "MemWalSink": ("memwal.ingest.spark.sink.foreach_batch", "MemWalSink"),
     "lancedb_reranker": ("memwal.ingest.engine.api.fusion", "lancedb_reranker"),

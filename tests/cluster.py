@@ -21,7 +21,7 @@ import pyarrow.flight as flight
 import memwal
 from memwal import wal
 from memwal.flush import BaseTable
-from memwal.ingest.service.daemon.placement import target
+from memwal.ingest.service.daemon.placement import TableRegion, target
 from tests.raw_calls import message_from, rows_from
 from tests.s3_server import free_ports
 
@@ -32,7 +32,8 @@ def spread(daemons: int, regions: int, scheme: str = "grpc") -> list[str]:
     """Return endpoints that give every daemon a region: with few regions, random ones may leave a daemon without."""
     while True:
         endpoints = [f"{scheme}://127.0.0.1:{port}" for port in free_ports(daemons)]
-        if {target(wal.bucket_region(bucket), endpoints) for bucket in range(regions)} == set(endpoints):
+        of_table = [TableRegion("", wal.bucket_region(bucket)) for bucket in range(regions)]
+        if {target(region, endpoints) for region in of_table} == set(endpoints):
             return endpoints
 
 
@@ -88,7 +89,7 @@ class Cluster:
             return False
         regions = self.base.regions
         return sum(map(len, shares.values())) == len(regions) and all(
-            str(region) in shares[str(target(region, alive))] for region in regions
+            str(region) in shares[str(target(TableRegion("", region), alive))] for region in regions
         )
 
     def put(self, made: Any, ids: list[int], version: int, *, until: Callable[[], bool] = lambda: False) -> None:

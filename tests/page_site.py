@@ -53,7 +53,9 @@ class Site:
 
     def show(self, table: Any) -> None:
         """Show a table from now on."""
-        self.pages.shows(getattr(table, "_engine", table))
+        from memwal.ingest.service.daemon.tables import OneTable
+
+        self.pages.shows(OneTable(getattr(table, "_engine", table)))
         self.pages.serves(None)
 
     def routes(self) -> list[tuple[str, str]]:

@@ -11,6 +11,7 @@ import pytest
 import memwal
 from memwal.ingest.service.client.router import Owner
 from memwal.ingest.service.daemon.service import FlightService
+from memwal.ingest.service.daemon.tables import OneTable
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ def ends() -> Iterator[ExitStack]:
 
 def served(table: Any, ends: ExitStack) -> str:
     """Serve a table by Flight until `ends` is closed; return the endpoint."""
-    service = FlightService(table, "grpc://127.0.0.1:0")
+    service = FlightService(OneTable(table), "grpc://127.0.0.1:0")
     ends.callback(service.shutdown)
     return f"grpc://127.0.0.1:{service.port}"
 

@@ -27,6 +27,7 @@ from memwal.ingest.engine.region.core import RegionCore
 from memwal.ingest.engine.table.create import initialise
 from memwal.ingest.engine.table.embedded import Table
 from memwal.ingest.service.daemon.pages import DaemonPages
+from memwal.ingest.service.daemon.tables import OneTable
 from memwal.ingest.service.ops.metrics import Scrape
 from memwal.ingest.service.ops.storage import StorageCollector
 from memwal.ingest.settings.load import load
@@ -62,7 +63,7 @@ def watched(tmp_path: Path, uri: str) -> Iterator[Callable[..., Opened]]:
             scrape = Scrape()
             scrape.add(StorageCollector(settings.cost))
             pages = DaemonPages(scrape)
-            pages.shows(table)
+            pages.shows(OneTable(table))
             return table, Scrapes(partial(_page, pages))
 
         yield opened

@@ -20,6 +20,7 @@ from memwal import flush, wal
 from memwal.ingest.cli.status import render
 from memwal.ingest.engine.table.embedded import Table
 from memwal.ingest.service.daemon.pages import DaemonPages
+from memwal.ingest.service.daemon.tables import OneTable
 from memwal.ingest.service.ops.health import of_commits
 from memwal.ingest.service.ops.metrics import COMMITTED, Scrape, families
 from tests.messages import raises
@@ -149,7 +150,7 @@ def test_a_key_that_a_stranger_doubled_holds_only_its_own_region_back(tmp_path: 
             assert {id for id, v in in_base(table).items() if v == 2} == set(range(ROWS)) - held
             assert f"id = {doubled}" in table.status()["commit_failures"][0]["error"]
         pages = DaemonPages(Scrape())
-        pages.shows(table)
+        pages.shows(OneTable(table))
         assert [each["region"] for each in pages.reasons() if each["reason"] == "commit_failing"] == [
             table.status()["regions"][1]["id"]
         ]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from memwal.ingest.service.ops.metrics import BUILD, COMMITTED, COUNTED, HELD, PAUSED, REFUSED, TABLE
+from memwal.ingest.service.ops.metrics import BUILD, COMMITTED, COUNTED, FLEET, HELD, LIMITED, PAUSED, REFUSED, TABLE
 from memwal.ingest.service.ops.storage import BUDGET, REQUESTED
 from memwal.ingest.spark.pipeline.metrics import RAN, RAN_BY_REGION
 from tests.alerts import RULES
@@ -33,7 +33,7 @@ def dashboard() -> Any:
 
 def declared() -> set[str]:
     """Return the names of all series."""
-    of_daemons = (*COUNTED, *HELD, *COMMITTED, *TABLE, *REFUSED)
+    of_daemons = (*COUNTED, *HELD, *COMMITTED, *LIMITED, *TABLE, *FLEET, *REFUSED)
     every = (*of_daemons, *BUILD, *PAUSED, *REQUESTED, *BUDGET, *RAN, *RAN_BY_REGION)
     return {f"{each.name}{suffix}" for each in every for suffix in SUFFIXES[each.kind]}
 

@@ -51,10 +51,27 @@ def workloads() -> dict[str, dict[str, Any]]:
     return {each["metadata"]["name"]: each for each in found}
 
 
+def services() -> list[dict[str, Any]]:
+    """Return the Services of Kubernetes."""
+    return [each for path in KUBERNETES for each in objects(path) if each["kind"] == "Service"]
+
+
 def container(workload: Mapping[str, Any]) -> dict[str, Any]:
     """Return the only container of an object's pods."""
     (only,) = workload["spec"]["template"]["spec"]["containers"]
     return dict(only)
+
+
+def environ_of(workload: Mapping[str, Any]) -> dict[str, str]:
+    """Return the variables of an object's pods with values of their own."""
+    return {each["name"]: each["value"] for each in container(workload)["env"] if "value" in each}
+
+
+def settings_of_pods() -> Settings:
+    """Return the settings of the first daemon in Kubernetes."""
+    environ = environ_of(workloads()["memwal"])
+    environ["MEMWAL__DAEMON__ADVERTISE"] = environ["MEMWAL__DAEMON__ADVERTISE"].replace("$(POD_NAME)", "memwal-0")
+    return load(DEPLOY / "kubernetes" / "memwal.toml", environ)
 
 
 def unit(path: Path) -> dict[str, str]:
@@ -130,6 +147,32 @@ if sys.platform == "linux":
         assert done.returncode == 0, done.stdout.splitlines()[-1]
 
 
+# ---- secrets of the test -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def secrets(tmp_path: Path) -> Path:
+    """Return the directory of secrets that the service `setup` writes."""
+    made = tmp_path / "secrets"
+    made.mkdir()
+    for _ in range(2):  # the second time it changes nothing
+        done = ran(DEPLOY / "compose" / "setup.sh", made)
+        assert (done.returncode, done.stderr) == (0, "")
+    (made / "ca.crt").symlink_to("tls.crt")
+    return made
+
+
+def in_tests(text: str, secrets: Path) -> str:
+    """Return `text` with the directory of the test's secrets."""
+    return re.sub("/run/secrets/memwal(-tls)?", str(secrets), text)
+
+
+def placed(path: Path, secrets: Path, tmp_path: Path) -> str:
+    """Return a configuration for S3 with a table in `tmp_path` and the test's secrets."""
+    text = re.sub(r"\[table\.storage_options\].*?\n\n", "", path.read_text(), flags=re.DOTALL)
+    return in_tests(text.replace("s3://memwal/orders.lance", str(tmp_path / "orders.lance")), secrets)
+
+
 # ---- commands, settings and paths in the files ---------------------------------------------------------------------
 
 
@@ -168,7 +211,8 @@ def test_every_command_is_one_of_ours() -> None:
 
 @pytest.mark.parametrize("path", CONFIGURATIONS, ids=lambda path: path.relative_to(DEPLOY).as_posix())
 def test_every_configuration_is_whole(path: Path) -> None:
-    (settings,) = load_every(path, {}).values()
+    environ = environ_of(workloads()["memwal-run"]) if path.parent.name == "kubernetes" else {}
+    (settings,) = load_every(path, environ).values()
     assert settings.daemon.http_port > 0
     assert settings.sink.http_port > 0
 
@@ -180,6 +224,21 @@ def test_the_configuration_of_the_units_passes_the_check(cli: Callable[..., Any]
     assert checked.code == 0, checked.err
 
 
+@pytest.mark.parametrize("name", ["memwal", "memwal-run"])
+def test_the_configuration_of_the_pods_passes_the_check(
+    name: str, secrets: Path, cli: Callable[..., Any], tmp_path: Path
+) -> None:
+    config = tmp_path / "memwal.toml"
+    config.write_text(placed(DEPLOY / "kubernetes" / "memwal.toml", secrets, tmp_path))
+    (tmp_path / "landing").mkdir()
+    source = {"FORMAT": "json", "PATH": str(tmp_path / "landing"), "BROKERS": "", "TOPICS": "[]"}  # no broker here
+    environ = {name: in_tests(value, secrets) for name, value in environ_of(workloads()[name]).items()}
+    environ |= {f"MEMWAL__SOURCE__{name}": value for name, value in source.items()}
+    environ |= {"MEMWAL__DAEMON__ADVERTISE": json.loads(environ["MEMWAL__DAEMON__ENDPOINTS"])[0]}
+    checked = cli("config", "check", config, env=environ)
+    assert checked.code == 0, checked.err
+
+
 def test_every_variable_is_a_setting() -> None:
     found = {
         name
@@ -187,7 +246,8 @@ def test_every_variable_is_a_setting() -> None:
         if path.is_file()
         for name in re.findall(r"MEMWAL__[A-Z_]+", path.read_text(encoding="utf-8"))
     }
-    assert found == {"MEMWAL__DAEMON__ADVERTISE"}
+    found.remove("MEMWAL__SECTION__KEY")
+    assert len(found) > 10
     settings = Settings()
     for name in found:
         _, section, key = name.lower().split("__")
@@ -195,18 +255,18 @@ def test_every_variable_is_a_setting() -> None:
 
 
 def test_ports_agree() -> None:
-    of_compose, of_pods = (load(DEPLOY / part / "memwal.toml", {}) for part in ("compose", "kubernetes"))
+    of_compose, of_kubernetes = load(DEPLOY / "compose" / "memwal.toml", {}), settings_of_pods()
     health = re.search(r"https://[0-9.]+:(\d+)/", (DEPLOY / "health.py").read_text())
     exposed = next(rest for word, rest in instructions() if word == "EXPOSE")
-    for settings in (of_compose, of_pods):
+    for settings in (of_compose, of_kubernetes):
         assert f"{settings.daemon.port} {settings.daemon.http_port}" == exposed
         assert settings.daemon.http_port == settings.sink.http_port == int(health[1] if health else 0)
     assert compose()["daemon"]["ports"] == [f"127.0.0.1:{of_compose.daemon.port}:{of_compose.daemon.port}"]
     (job,) = objects(DEPLOY / "prometheus" / "prometheus.yml")[0]["scrape_configs"]
     assert job["static_configs"][0]["targets"] == [f"{name}:{of_compose.sink.http_port}" for name in ("daemon", "run")]
-    service = objects(DEPLOY / "kubernetes" / "daemons.yaml")[0]["spec"]
-    ports = {each["name"]: each["port"] for each in service["ports"]}
-    assert ports == {"flight": of_pods.daemon.port, "http": of_pods.daemon.http_port}
+    ports = {"flight": of_kubernetes.daemon.port, "http": of_kubernetes.daemon.http_port}
+    for service in services():
+        assert {each["name"]: each["port"] for each in service["spec"]["ports"]} == ports
     for workload in workloads().values():
         held = {each["name"]: each["containerPort"] for each in container(workload)["ports"]}
         assert held.items() <= ports.items()
@@ -215,24 +275,18 @@ def test_ports_agree() -> None:
             assert (asked["port"], asked["scheme"]) == ("http", "HTTPS")
 
 
-def test_the_daemons_of_the_stateful_set_are_the_endpoints() -> None:
-    service, workload, budget = objects(DEPLOY / "kubernetes" / "daemons.yaml")
-    settings, labels = (
-        load(DEPLOY / "kubernetes" / "memwal.toml", {}),
-        workload["spec"]["template"]["metadata"]["labels"],
-    )
-    assert service["spec"]["selector"] == workload["spec"]["selector"]["matchLabels"] == labels
-    assert budget["spec"]["selector"]["matchLabels"] == labels
-    assert service["spec"]["publishNotReadyAddresses"]
-    assert workload["spec"]["serviceName"] == service["metadata"]["name"]
-    (advertised,) = (each["value"] for each in container(workload)["env"] if "value" in each)
-    pods = [f"{workload['metadata']['name']}-{number}" for number in range(workload["spec"]["replicas"])]
-    assert [advertised.replace("$(POD_NAME)", pod) for pod in pods] == settings.daemon.endpoints
+def test_the_certificate_of_the_readme_has_the_names_of_the_daemons() -> None:
+    settings = settings_of_pods()
     namespace = objects(DEPLOY / "kubernetes" / "kustomization.yaml")[0]["namespace"]
-    assert f".{service['metadata']['name']}.{namespace}.svc:" in advertised
-    name = next(line for line in (DEPLOY / "README.md").read_text().splitlines() if "subjectAltName=DNS:*" in line)
-    assert f"DNS:*.{service['metadata']['name']}.{namespace}.svc" in name
-    assert settings.regions.count >= 4 * len(pods)
+    (client,) = (each["metadata"]["name"] for each in services() if each["spec"].get("clusterIP") != "None")
+    (line,) = (line for line in (DEPLOY / "README.md").read_text().splitlines() if "subjectAltName=DNS:*" in line)
+    held = re.findall(r"DNS:([\w.*-]+)", line)
+    assert held == [f"*.memwal.{namespace}.svc", f"{client}.{namespace}.svc"]
+    assert len(settings.daemon.endpoints) == workloads()["memwal"]["spec"]["replicas"]
+    assert {endpoint.split("://")[1].split(":")[0].partition(".")[2] for endpoint in settings.daemon.endpoints} == {
+        held[0].removeprefix("*.")
+    }
+    assert settings.regions.count >= 4 * len(settings.daemon.endpoints)
 
 
 def test_secrets_are_where_the_configurations_look() -> None:
@@ -243,7 +297,9 @@ def test_secrets_are_where_the_configurations_look() -> None:
         for path in paths.findall((DEPLOY / name).read_text()):
             assert path == "/run/secrets/memwal" or path.removeprefix("/run/secrets/memwal/") in made, (name, path)
     readme = (DEPLOY / "README.md").read_text()
-    for path in paths.findall((DEPLOY / "kubernetes" / "memwal.toml").read_text()):
+    for path in paths.findall(
+        "".join((DEPLOY / "kubernetes" / name).read_text() for name in ("memwal.toml", "run.yaml"))
+    ):
         if "/" in path.removeprefix("/run/secrets/"):
             assert f"--from-file={path.rsplit('/', 1)[1]}" in readme, path
     for workload in workloads().values():
@@ -283,7 +339,8 @@ def test_services_find_each_other_and_what_they_mount() -> None:
 
 def test_nothing_is_killed_before_it_has_drained() -> None:
     """PAUSE_MOST: the seconds that the supervisor of `daemon.workers` grants a daemon beyond its drain."""
-    longest = max(load(path, {}).daemon.drain_timeout for path in CONFIGURATIONS) + PAUSE_MOST
+    longest = max(load(path, {}).daemon.drain_timeout for path in CONFIGURATIONS)
+    longest = max(longest, settings_of_pods().daemon.drain_timeout) + PAUSE_MOST
     granted = [int(compose()[name]["stop_grace_period"].removesuffix("s")) for name in ("daemon", "run")]
     granted += [each["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] for each in workloads().values()]
     granted += [int(unit(path)["TimeoutStopSec"]) for path in UNITS]
@@ -332,17 +389,6 @@ def test_the_image_gets_all_of_the_package_and_nothing_else() -> None:
 # ---- processes that the files start --------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def secrets(tmp_path: Path) -> Path:
-    """Return the directory of secrets that the service `setup` writes."""
-    made = tmp_path / "secrets"
-    made.mkdir()
-    for _ in range(2):  # the second time it changes nothing
-        done = ran(DEPLOY / "compose" / "setup.sh", made)
-        assert (done.returncode, done.stderr) == (0, "")
-    return made
-
-
 def words_of(path: Path, config: Path) -> list[str]:
     """Return the command line of a unit, with the program of this environment and a configuration of the test."""
     words = unit(path)["ExecStart"].split()[1:]
@@ -354,16 +400,18 @@ def words_of(path: Path, config: Path) -> list[str]:
     ]
 
 
-def test_a_daemon_with_the_secrets_of_the_stack_gets_ready_and_drains(
-    secrets: Path, tmp_path: Path, start: Callable[..., Any]
+@pytest.mark.parametrize("part", ["compose", "kubernetes"])
+def test_a_daemon_with_the_secrets_of_the_files_gets_ready_and_drains(
+    part: str, secrets: Path, tmp_path: Path, start: Callable[..., Any]
 ) -> None:
     """The configuration, health check, probes and signal are those of the files; only the paths are the test's."""
-    text = (DEPLOY / "compose" / "memwal.toml").read_text().replace("/run/secrets/memwal", str(secrets))
-    text = re.sub(r"\[table\.storage_options\].*?\n\n", "", text, flags=re.DOTALL)
+    environ = environ_of(workloads()["memwal"]) if part == "kubernetes" else {}
     config = tmp_path / "memwal.toml"
-    config.write_text(text.replace("s3://memwal/orders.lance", str(tmp_path / "orders.lance")))
+    config.write_text(placed(DEPLOY / part / "memwal.toml", secrets, tmp_path))
     here = {"HOST": "localhost", "PORT": "0", "HTTP_PORT": "0", "ENDPOINTS": "[]", "ADVERTISE": ""}
-    daemon = start(words_of(UNITS[1], config), env={f"MEMWAL__DAEMON__{name}": value for name, value in here.items()})
+    environ = {name: in_tests(value, secrets) for name, value in environ.items()}
+    environ |= {f"MEMWAL__DAEMON__{name}": value for name, value in here.items()}
+    daemon = start(words_of(UNITS[1], config), env=environ)
     url = daemon.line_with("metrics, health and status at").rsplit(" ", 1)[1]
     endpoint = daemon.line_with("serving").rsplit(" ", 1)[1]
     token = (secrets / "token").read_text().strip()

@@ -17,6 +17,7 @@ from memwal.ingest.engine.read import lance_scans
 from memwal.ingest.errors import Invalid, Unavailable
 from memwal.ingest.service.daemon.limits import Limits
 from memwal.ingest.service.daemon.service import FlightService
+from memwal.ingest.service.daemon.tables import OneTable
 from memwal.ingest.service.rpc.connection import BATCH_BYTES, Connection
 from memwal.ingest.service.rpc.exchange import OpenRead, command_of
 from memwal.ingest.service.rpc.guard import Guard
@@ -34,7 +35,7 @@ class Served:
     def __init__(self, table: Any, **limits: Any) -> None:
         self.table, self.guard = table, Guard()
         self.service = FlightService(
-            getattr(table, "_engine", table),
+            OneTable(getattr(table, "_engine", table)),
             "grpc://127.0.0.1:0",
             guard=self.guard,
             limits=Limits(DaemonSettings().model_copy(update=limits)),

@@ -332,12 +332,13 @@ def test_a_model_that_cannot_be_read_is_told_and_done_without(
 @pytest.mark.parametrize("mode", MODES)
 def test_what_waits_is_told(mode: str, open_small: OpenSmall, made: Any, gate: Gate) -> None:
     from memwal.ingest.service.daemon.pages import TableCollector
+    from memwal.ingest.service.daemon.tables import OneTable
 
     if mode == "async":
         gate.close()
     table = open_small(memtable={"index_mode": mode}, regions=1)
     table.put(made.table(range(30)))
-    found = {each.name: each.samples[0].value for each in TableCollector(table).collect() if each.samples}
+    found = {each.name: each.samples[0].value for each in TableCollector(OneTable(table)).collect() if each.samples}
     assert found["memwal_unindexed_rows"] == unindexed(table) == (30 if mode == "async" else 0)
 
 

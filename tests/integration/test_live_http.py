@@ -176,17 +176,17 @@ def test_a_reader_that_takes_nothing_is_cut_off(
     with socket.create_connection(("127.0.0.1", pages.port)) as reader:
         reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         reader.sendall(b"GET /live/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        ticks = _ticks(pages)
-        wait_until(lambda: ticks.readers == 1)
-        wait_until(lambda: ticks.readers == 0)
+        server = _server(pages)
+        wait_until(lambda: server.readers == 1)
+        wait_until(lambda: server.readers == 0)
     wait_until(lambda: threading.active_count() <= before)
 
 
-def _ticks(site: Site) -> Any:
-    """Return the part of the server that renders messages for readers."""
+def _server(site: Site) -> Any:
+    """Return the part of the server that answers readers."""
     router = site.server.runner.app.router
     handlers = [route.handler for route in router.routes() if route.resource.canonical == "/live/events"]
-    return handlers[0].__self__._ticks
+    return handlers[0].__self__
 
 
 # ---- /query --------------------------------------------------------------------------------------------------------

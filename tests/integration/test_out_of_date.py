@@ -23,6 +23,7 @@ from memwal.ingest.service.client.remote import RemoteTable
 from memwal.ingest.service.daemon.balancer import Balancer
 from memwal.ingest.service.daemon.peers import Place
 from memwal.ingest.service.daemon.service import FlightService
+from memwal.ingest.service.daemon.tables import OneTable
 from memwal.ingest.service.rpc.connection import Connection
 from memwal.ingest.settings.load import Settings, load
 from memwal.memtable import TOMBSTONE
@@ -89,7 +90,7 @@ def served_by_two(settings: Settings, ends: ExitStack) -> list[FlightService]:
     """Serve the table by two daemons, each with every second of its regions."""
     places = [Place(), Place()]
     services = [
-        FlightService(open_share(settings, share, ends), "grpc://127.0.0.1:0", place)
+        FlightService(OneTable(open_share(settings, share, ends)), "grpc://127.0.0.1:0", place)
         for share, place in enumerate(places)
     ]
     for place, service in zip(places, services, strict=True):
@@ -123,10 +124,10 @@ def test_a_reader_that_missed_a_resize_is_not_given_half_of_the_rows(tmp_path: P
         clients = {read: ends.enter_context(memwal.connect([*map(endpoint, services)])) for read in READS}
         assert {client.count() for client in clients.values()} == {100}
         for service in services:
-            service.table.close()
+            service.tables.table.close()
         resized(uri, 4)
         for bucket, service in enumerate(services):
-            service.table = open_share(settings, bucket, ends)
+            service.tables.table = open_share(settings, bucket, ends)
         for read, client in clients.items():
             assert READS[read](client) == 6, read
 
@@ -162,7 +163,7 @@ def test_owners_that_have_not_heard_of_a_resize_do_not_give_half_of_the_rows(
                 read(client)
             assert refused.value.details["reason"] in RESIZING
         for service in services:  # the check that a daemon makes every second: here it opens the table anew
-            assert service.table.resizing.done() is not None
+            assert service.tables.table.resizing.done() is not None
 
 
 def test_a_read_that_a_daemon_begins_anew_under_is_of_the_regions_that_it_asked_for(
@@ -173,10 +174,11 @@ def test_a_read_that_a_daemon_begins_anew_under_is_of_the_regions_that_it_asked_
     with opened(uri, 2) as table:
         table.put([{"id": id, "n": 1} for id in range(100)])
     with ExitStack() as ends:
-        service = FlightService(open_share(settings, 0, ends), "grpc://127.0.0.1:0")
+        service = FlightService(OneTable(open_share(settings, 0, ends)), "grpc://127.0.0.1:0")
         ends.callback(service.shutdown)
         connection = Connection(endpoint(service))
-        asked = {"regions": [str(service.table.base.regions[0])], "routing": 1, "level": "latest", "filter": None}
+        region = str(service.tables.table.base.regions[0])
+        asked = {"regions": [region], "routing": 1, "level": "latest", "filter": None}
         before = connection.read("count", asked)
         assert 0 < before < 100
         resized(uri, 4)
@@ -184,7 +186,7 @@ def test_a_read_that_a_daemon_begins_anew_under_is_of_the_regions_that_it_asked_
 
         def begins_anew(*routing: Any) -> None:
             expect_routing(*routing)
-            service.table = anew
+            service.tables.table = anew
 
         monkeypatch.setattr("memwal.ingest.service.daemon.service.expect_routing", begins_anew)
         with pytest.raises(memwal.Unavailable) as refused:
@@ -200,7 +202,7 @@ def test_a_daemon_of_another_table_at_the_address_of_before_takes_and_shows_noth
     with ExitStack() as ends:
         ours, theirs = (ends.enter_context(opened(str(tmp_path / name), 2)) for name in ("ours", "theirs"))
         place = Place()
-        before = FlightService(ours, "grpc://127.0.0.1:0", place)
+        before = FlightService(OneTable(ours), "grpc://127.0.0.1:0", place)
         at = place.endpoint = endpoint(before)
         place.endpoints = [at, "grpc://127.0.0.1:1"][:daemons]
         client = ends.enter_context(memwal.connect(at))
@@ -228,7 +230,7 @@ def test_a_daemon_of_another_table_at_the_address_of_before_takes_and_shows_noth
 def listening(table: Table, at: str) -> FlightService | None:
     """Return a service of `table` at `at`; None while the port is still in use."""
     try:
-        return FlightService(table, at)
+        return FlightService(OneTable(table), at)
     except OSError:
         return None
 
@@ -241,7 +243,7 @@ def test_a_stale_note_does_not_lead_to_another_tables_daemon(tmp_path: Path) -> 
     with ExitStack() as ends:
         other = ends.enter_context(opened(uris[1], 2))
         other.put([{"id": 1, "n": 1}])
-        service = FlightService(other, "grpc://127.0.0.1:0")
+        service = FlightService(OneTable(other), "grpc://127.0.0.1:0")
         ends.callback(service.shutdown)
         other.announce(endpoint(service))
         for bucket in range(2):
@@ -272,8 +274,9 @@ def test_an_owner_that_slept_shows_no_rows_of_before_though_its_balancer_woke_fi
     uri, clock = str(tmp_path / "t.lance"), Jumping(suspended=suspended)
     with opened(uri, 1) as asleep:
         asleep.put([{"id": 1, "n": 1}])
-        balancer = Balancer(asleep, "grpc://127.0.0.1:1", ["grpc://127.0.0.1:1"], clock)
-        balancer.start()
+        balancer = Balancer("grpc://127.0.0.1:1", ["grpc://127.0.0.1:1"], clock)
+        balancer.serve(asleep)
+        balancer.start(asleep.identity["table"])
         try:
             with opened(uri) as newer:
                 newer.put([{"id": 1, "n": 2}])
@@ -290,7 +293,7 @@ def test_an_owner_that_slept_and_cannot_look_does_not_read(tmp_path: Path, monke
     uri, clock = str(tmp_path / "t.lance"), Jumping(suspended=False)
     with opened(uri, 1) as asleep:
         asleep.put([{"id": 1, "n": 1}])
-        asleep.regions.assure = Balancer(asleep, "grpc://127.0.0.1:1", ["grpc://127.0.0.1:1"], clock).assure
+        Balancer("grpc://127.0.0.1:1", ["grpc://127.0.0.1:1"], clock).serve(asleep)
         with opened(uri) as newer:
             newer.put([{"id": 1, "n": 2}])
             clock.ahead = 30.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import threading
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
@@ -24,6 +25,7 @@ from memwal.ingest.spark.pipeline.pages import RunPages, RunSource
 from memwal.ingest.spark.sink.receipts import BatchReceipt, RegionReceipt
 from tests.cluster import Cluster, spread
 from tests.conftest import OpenSmall, SmallConfig, Start
+from tests.fleet_daemon import FleetDaemon
 from tests.page_site import JSON, MARKUP, Looked, Site
 from tests.support.clock import FakeClock
 
@@ -177,6 +179,97 @@ def test_a_process_that_ended_looks_ended(daemon: Callable[..., Any], look: Look
     assert view.text("#connection").strip() == "no answer"
     assert float(view.page.evaluate("getComputedStyle(document.querySelector('#charts').parentElement).opacity")) < 1
     view.picture("ended-dark")
+
+
+# ---- a fleet -------------------------------------------------------------------------------------------------------
+
+
+NAMES = "[...document.querySelectorAll('#tables tbody a')].map((each) => each.textContent).join()"
+LIMITED = """
+[daemon]
+port = 0
+http_port = 0
+token = "env:ADMIN"
+tokens = [{ token = "env:SOME", role = "read", tables = ["tenant_00*"] }]
+"""
+
+
+def fleet_rows(count: int) -> list[dict[str, Any]]:
+    return [{"id": number, "v": 1.0} for number in range(count)]
+
+
+def test_a_fleet_lists_its_tables_and_opens_one(tmp_path: Path, start: Start, look: Look) -> None:
+    names = [f"tenant_{number:03}" for number in range(200)]
+    fleet = FleetDaemon(tmp_path, names, start, "[daemon]\nport = 0\nhttp_port = 0\n", broken=["wrong"])
+    with pytest.raises(memwal.MemWalError):
+        fleet.connect("wrong").count()
+    ended = threading.Event()
+
+    def put(number: int, size: int) -> None:
+        with fleet.connect(f"tenant_{number:03}") as client:
+            while not ended.wait(0.3):
+                client.put(fleet_rows(size))
+
+    putting = [threading.Thread(target=put, args=each, daemon=True) for each in ((7, 200), (42, 900), (120, 50))]
+    for thread in putting:
+        thread.start()
+    views = [look(fleet.url), look(fleet.url, dark=True), look(fleet.url, phone=True)]
+    for view in views:
+        view.until(f"({NAMES}).startsWith('tenant_042,tenant_007,tenant_120,')")
+        assert view.text("#tables-range") == "1 to 20 of 201"
+        view.says("warning", "A table is broken")
+        assert view.text("#tables-note") == "201 tables"
+        assert view.fits()
+    light, dark, phone = views
+    assert light.page.locator("#commits, #query, #query-title").filter(visible=True).count() == 0
+    assert light.texts("#regions tbody tr") == [f"{fleet.endpoint} serving this daemon, 3 regions"]
+    for view, name in ((light, "fleet"), (dark, "fleet-dark"), (phone, "fleet-phone")):
+        view.picture(name)
+
+    light.page.click("#tables-after")
+    light.until("document.querySelector('#tables-range').textContent === '21 to 40 of 201'")
+    light.page.click("#tables [data-sort=state]")
+    light.until(f"({NAMES}).startsWith('wrong,tenant_007,')")
+    assert "wrong.lance" in light.text("#tables tr.why")
+    light.page.fill("#tables-search", "NT_19")
+    light.until(f"{NAMES} === '{','.join(names[190:200])}'")
+    assert light.text("#tables-note") == "10 of 201 tables"
+    light.page.fill("#tables-search", "nothing")
+    light.until("document.querySelector('#tables-empty').textContent === 'No table has a name like this.'")
+
+    light.page.fill("#tables-search", "042")
+    light.page.click("#tables tbody a")
+    light.until("document.querySelectorAll('#regions tbody tr[data-state=serving]').length === 1")
+    light.says("healthy", "Healthy")
+    assert light.page.title() == "● Healthy – tenant_042 – memwal"
+    light.until("!document.querySelector('#query').hidden")
+    light.page.fill("#query-filter", "id < 4")
+    light.page.click("#query button")
+    light.until("document.querySelectorAll('#query-rows tbody tr').length === 4")
+    assert light.page.locator("#tables-section").filter(visible=True).count() == 0
+    assert str(light.page.get_attribute("#links .of-table", "href")).endswith("/status?table=tenant_042")
+    assert light.fits()
+    light.picture("fleet-table")
+    light.page.click("#back a")
+    light.until(f"({NAMES}).startsWith('tenant_')")
+    ended.set()
+    for thread in putting:
+        thread.join()
+
+
+def test_a_token_for_some_tables_shows_those(tmp_path: Path, start: Start, look: Look) -> None:
+    names = [f"tenant_{number:03}" for number in range(12)]
+    fleet = FleetDaemon(tmp_path, names, start, LIMITED, env={"ADMIN": "the-admins-token", "SOME": "the-tenants-token"})
+    view = look(fleet.url, expected=("401", "403"))
+    view.until("!document.querySelector('#token-form').hidden")
+    view.page.fill("#token", "the-tenants-token")
+    view.page.click("#token-form button")
+    view.until(f"{NAMES} === '{','.join(names[:10])}'")
+    assert view.page.locator("main > section").filter(visible=True).count() == 1
+    assert view.text("#table") == "the tables of your token"
+    view.picture("fleet-limited")
+    view.page.click("#tables tbody a")
+    view.says("healthy", "Idle here")
 
 
 # ---- a run ---------------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ import memwal
 from memwal.ingest.protocol import ASK_WHO, OURS
 from memwal.ingest.service.daemon.limits import Limits
 from memwal.ingest.service.daemon.service import FlightService
+from memwal.ingest.service.daemon.tables import OneTable
 from memwal.ingest.service.ops.http_server import BRIEF, OPEN
 from memwal.ingest.service.ops.live_server import QUERY_BYTES
 from memwal.ingest.service.rpc.exchange import rows_of
@@ -53,7 +54,7 @@ class Served:
         self.guard = Guard.of(GUARDED, ENV)
         limits = Limits(DaemonSettings().model_copy(update={"message_max": MESSAGE, "put_max": PUT}))
         engine = getattr(table, "_engine", table)
-        self.service = FlightService(engine, "grpc://127.0.0.1:0", guard=self.guard, limits=limits)
+        self.service = FlightService(OneTable(engine), "grpc://127.0.0.1:0", guard=self.guard, limits=limits)
         self.raw = flight.connect(f"grpc://127.0.0.1:{self.service.port}")
         self.region = table.status()["regions"][0]["id"]
 
@@ -160,6 +161,8 @@ ACTS: Mapping[str, Mapping[str, Any]] = {
     "drop_index": {"name": "v_idx"},
     "schema": {},
     "regions": {},
+    "tables": {},
+    "create": {"table_name": "orders"},
     "look": {"from": "grpc://127.0.0.1:9"},
     "release": {"region": "REGION"},
 }

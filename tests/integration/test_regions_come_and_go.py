@@ -20,8 +20,10 @@ import pytest
 
 import memwal
 from memwal.ingest.engine.table.embedded import Table
+from memwal.ingest.service.daemon.placement import TableRegion
 from memwal.ingest.service.daemon.service import FlightService
 from memwal.ingest.service.daemon.standby import Standby
+from memwal.ingest.service.daemon.tables import OneTable
 from memwal.ingest.service.rpc.connection import Connection
 from memwal.ingest.service.rpc.wire import from_flight
 from memwal.ingest.settings.load import load
@@ -162,13 +164,13 @@ def test_what_the_next_owner_has_read_is_not_flushed_for_it(
     its = rows.filter(pa.array(one.base.route(rows) == 0))
     for number in range(6):
         one.put(its, token=f"one:{number}")
-    standby = Standby(other, list, 0)
-    assert standby.look(region, 4) == 4
-    read = standby.look(region)
+    standby = Standby({"": other}, list, 0)
+    assert standby.look(TableRegion("", region), 4) == 4
+    read = standby.look(TableRegion("", region))
     assert read == 6
     one.put(its, token="one:6")
     _, released = one.give(region, read)
-    other.acquire(region, replace(other.before_claim(region), released=released), standby.take(region))
+    other.acquire(region, replace(other.before_claim(region), released=released), standby.take(TableRegion("", region)))
     writer = other.regions.writer(region)
     assert (writer.unflushed_entries(), writer.published) == (8, []), "seven and the sentinel of the claim"
     assert other.applied("one", [region]).everywhere == 6
@@ -184,7 +186,7 @@ def test_the_owner_says_what_it_has(owners: tuple[Table, Table]) -> None:
     """A router requests this before it sends rows."""
     share(owners)
     one, _ = owners
-    service = FlightService(one, "grpc://127.0.0.1:0")
+    service = FlightService(OneTable(one), "grpc://127.0.0.1:0")
     client = flight.FlightClient(f"grpc://127.0.0.1:{service.port}")
 
     def ask(name: str, **request: Any) -> Any:
@@ -211,7 +213,7 @@ def test_a_standby_reads_the_logs_that_it_may_take_over(owners: tuple[Table, Tab
     regions = one.base.regions
     for region in regions:
         one.acquire(region)
-    standby = Standby(other, lambda: regions[:2], 0.01)
+    standby = Standby({"": other}, lambda: [TableRegion("", region) for region in regions[:2]], 0.01)
     standby.start()
     one.put(made.table(range(100)))
     deadline = time.monotonic() + 30
@@ -219,7 +221,7 @@ def test_a_standby_reads_the_logs_that_it_may_take_over(owners: tuple[Table, Tab
         assert time.monotonic() < deadline
         time.sleep(0.01)
     one.put(made.table(range(50, 120), 1))
-    found = {region: standby.take(region) for region in regions}
+    found = {region: standby.take(TableRegion("", region)) for region in regions}
     standby.stop()
     assert [region for region, ahead in found.items() if ahead is not None] == list(regions[:2])
     for region in regions:

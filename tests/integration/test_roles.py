@@ -16,6 +16,7 @@ import pytest
 import memwal
 from memwal.ingest.errors import Invalid
 from memwal.ingest.service.daemon.service import FlightService
+from memwal.ingest.service.daemon.tables import OneTable
 from memwal.ingest.service.rpc.guard import Guard
 from memwal.ingest.settings.sections import DaemonSettings
 from tests.conftest import Cli, SmallConfig
@@ -60,7 +61,7 @@ def served(tmp_path: Path) -> Iterator[tuple[Any, Callable[[str], Any], str]]:
         tmp_path / "t.lance", schema=SCHEMA, key="id", regions=1, settings={"commit": {"interval": "0s"}}
     ) as table:
         table.put(ROWS)
-        service = FlightService(table, "grpc://127.0.0.1:0", guard=Guard.of(SETTINGS, ENV))
+        service = FlightService(OneTable(table), "grpc://127.0.0.1:0", guard=Guard.of(SETTINGS, ENV))
         endpoint = f"grpc://127.0.0.1:{service.port}"
         clients: list[Any] = []
 

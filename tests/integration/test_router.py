@@ -29,6 +29,7 @@ from memwal.ingest.engine.table.writes import TableWrites
 from memwal.ingest.service.client.remote import RemoteTable
 from memwal.ingest.service.daemon.peers import Place
 from memwal.ingest.service.daemon.service import FlightService
+from memwal.ingest.service.daemon.tables import OneTable
 from memwal.ingest.settings.load import load
 from memwal.ingest.spark.sink.route import RouteTask
 from memwal.ingest.spark.sink.send import SendTask
@@ -51,7 +52,7 @@ class Pair:
         self.tables: list[Table] = [ends.enter_context(open_table(settings, {}, claim=False)) for _ in range(2)]
         self.places = [Place() for _ in self.tables]
         self.services = [
-            FlightService(table, "grpc://127.0.0.1:0", place)
+            FlightService(OneTable(table), "grpc://127.0.0.1:0", place)
             for table, place in zip(self.tables, self.places, strict=True)
         ]
         self.endpoints = [f"grpc://127.0.0.1:{service.port}" for service in self.services]

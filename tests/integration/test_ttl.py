@@ -25,6 +25,7 @@ from memwal.ingest.engine.region.write_queue import Write
 from memwal.ingest.engine.table.create import initialise
 from memwal.ingest.engine.table.stored import StoredTable
 from memwal.ingest.service.daemon.service import FlightService
+from memwal.ingest.service.daemon.tables import OneTable
 from memwal.ingest.service.ops import metrics
 from memwal.ingest.settings.load import load
 from tests import fault_proxy as faults
@@ -186,7 +187,7 @@ def test_top_k_looks_past_rows_that_expired(tmp_path: Path) -> None:
 def test_through_a_daemon_from_storage_and_awaited_all_agree_without_a_configuration(clocked: Clocked) -> None:
     """Clients and readers have no configuration; those that read storage use the table's own ttl."""
     clocked.table.put(clocked.rows((1, 0, 1), (2, TTL + 1, 2), (3, None, 3)))
-    service = FlightService(clocked.table, "grpc://127.0.0.1:0")
+    service = FlightService(OneTable(clocked.table), "grpc://127.0.0.1:0")
     address = f"grpc://127.0.0.1:{service.port}"
 
     async def awaited() -> tuple[int, list[int]]:

@@ -15,6 +15,7 @@ from memwal import wal
 from memwal.ingest.engine.table.create import initialise
 from memwal.ingest.errors import Invalid
 from memwal.ingest.service.daemon.service import FlightService
+from memwal.ingest.service.daemon.tables import OneTable
 from memwal.ingest.spark.sink.route import RouteTask
 from memwal.ingest.spark.sink.send import SendTask
 from memwal.ingest.spark.source.columns import BUCKET, DELETE
@@ -163,7 +164,7 @@ def test_lances_own_readers_honour_a_delete_that_has_a_version(tmp_path: Path) -
 def test_deletes_travel_with_their_version(tmp_path: Path) -> None:
     with opened(tmp_path) as table:
         send(table, (1, 50, "one"), (2, 50, "two"))
-        service = FlightService(table, "grpc://127.0.0.1:0")
+        service = FlightService(OneTable(table), "grpc://127.0.0.1:0")
         frame = rows((1, 40, None), (2, 60, None), (2, 55, "late")).rename_columns(["id", "at", "name", DELETE])
         routed = shuffled(RouteTask(str(tmp_path / "t.lance"), ())(iter([placed(frame)])))
         assert routed[BUCKET].to_pylist() == [0] * 4

@@ -27,8 +27,8 @@ def more_is_said() -> None:
 def more_is_answered(operation: Operation) -> Operation:
     """Return an operation with a field more in its answers, also in nested objects."""
 
-    def answered(service: Any, request: dict[str, Any]) -> dict[str, Any]:
-        told = dict(operation.handle(service, request))
+    def answered(service: Any, table: Any, request: dict[str, Any]) -> dict[str, Any]:
+        told = dict(operation.handle(service, table, request))
         inside = {key: value | NEW for key, value in told.items() if key in ("waiting", "identity")}
         lists = {"indexes": [each | NEW for each in told["indexes"]]} if "indexes" in told else {}
         return told | inside | lists | NEW

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from unittest.mock import patch
 
 import memwal.ingest.engine.table.embedded
 import memwal.ingest.engine.table.open
+import memwal.ingest.service.daemon.balancer
 import memwal.ingest.service.daemon.serve
 from memwal import flush, wal
 from memwal.flush.base.open import LanceCaches
@@ -62,7 +63,19 @@ class ServingDaemon:
         limits = replace(limits, entries_max=world.entries_max, pending_max=world.pending_max)
         context = replace(context, limits=limits, daemon=True)
         shared = replace(base, caches=LanceCaches(settings.table.cache_max))
-        return Table(shared, context, settings, ())
+        table = Table(shared, context, settings, (), lazy=world.rests)
+        if world.rests:
+            world.scheduler.spawn(f"{self.name}/rest", lambda: self._rest(table), self.host, background=True)
+        return table
+
+    def _rest(self, table: Table) -> None:
+        """Release idle regions until the table is closed, or the world: at its end every region must have an owner."""
+        world = self.world
+        while world.open and not table.closed:
+            world.scheduler.pause(world.random.choice((0.2, 1.0, 3.0)))
+            with suppress(*EXPECTED, MemWalError):
+                if rested := table.regions.rest_idle(world.random.choice((0.0, 0.5))):
+                    world.say(f"{rested} regions rest")
 
     def live(self) -> None:
         world = self.world
@@ -123,6 +136,12 @@ def simulated_daemons(world: ClusterWorld) -> Iterator[None]:
 
         return draw
 
+    def seldom(*of: Any) -> Any:
+        """Leave most claims to the calls that need the region."""
+        steps = decide(*of)
+        return replace(steps, claim=[each for each in steps.claim if not world.open or world.random.random() < 0.1])
+
+    decide = memwal.ingest.service.daemon.balancer.decide
     log = logging.getLogger("memwal")
     with ExitStack() as patches:
         patches.callback(log.setLevel, log.level)
@@ -133,4 +152,6 @@ def simulated_daemons(world: ClusterWorld) -> Iterator[None]:
             patches.enter_context(patch.object(wal.SystemIds, name, drawn(name)))
         patches.enter_context(patch.object(memwal.ingest.service.daemon.serve, "open_table", opened))
         patches.enter_context(patch.object(memwal.ingest.engine.table.embedded, "close_at_exit", lambda _: None))
+        if world.rests:
+            patches.enter_context(patch.object(memwal.ingest.service.daemon.balancer, "decide", seldom))
         yield

@@ -67,6 +67,8 @@ from tests.simulation.threads import simulated_threads
 from tests.simulation.world import Shape, World, check_region
 
 BUCKETS_MAX = 4
+_RESTS_EVERY = 9
+"""In every seed divisible by it, daemons claim most regions at their first use, and release idle ones."""
 _CLIENT_KEYS = 9_000
 """Keys of clients are below this number."""
 _PAUSE_NOTED = 4.0
@@ -102,6 +104,7 @@ class ClusterWorld(World):
     def __init__(self, seed: int, directory: str, trace: Trace) -> None:
         super().__init__(seed, directory, trace)
         chance = self.random
+        self.rests = seed % _RESTS_EVERY == 0
         self.region_ids = [wal.bucket_region(bucket) for bucket in range(BUCKETS_MAX)]
         self.daemons = cast("list[ServingDaemon]", self.processes)
         self.endpoints = [self.endpoint_of(f"daemon{number}") for number in range(self.shape.writers)]
@@ -167,6 +170,7 @@ class ClusterWorld(World):
     def _settings(self) -> Any:
         chance = self.random
         age = f"{chance.choice((0.5, 5.0))}s"
+        rests = {"interval": "2s"} if self.rests else {}
         return load(
             {
                 "table": {"uri": self.uri, **({"append_only": True} if self.append else {"key": ["id"]})},
@@ -180,6 +184,7 @@ class ClusterWorld(World):
                     "ssts_max": chance.choice((1, 3)),
                     "pending_max": 0,
                     "compact_fragments": 2,
+                    **rests,
                 },
                 "gc": {
                     "interval": chance.choice(("0s", "3s")),

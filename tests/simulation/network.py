@@ -27,13 +27,14 @@ import memwal.ingest.service.daemon.peers
 import memwal.ingest.service.daemon.serve
 import memwal.ingest.service.daemon.service
 import memwal.ingest.service.rpc.connection
-from memwal.ingest.engine.table.embedded import Table
 from memwal.ingest.service.daemon.limits import Calls, Limits
 from memwal.ingest.service.daemon.peers import Place
 from memwal.ingest.service.daemon.service import FlightService
+from memwal.ingest.service.daemon.tables import Tables
 from memwal.ingest.service.ops.events import RecentEvents
 from memwal.ingest.service.rpc.guard import AccessLog, Guard
 from memwal.ingest.service.rpc.wire import unpack
+from memwal.wal import SystemClock
 from tests.simulation.coverage import Coverage
 from tests.simulation.scheduler import Host, Killed, Scheduler
 from tests.simulation.threads import Future
@@ -201,7 +202,7 @@ class Service:
 
     def __init__(
         self,
-        table: Table,
+        tables: Tables,
         location: str,
         place: Place | None = None,
         guard: Guard | None = None,
@@ -214,8 +215,8 @@ class Service:
         del location
         self._guard, self._limits, self._place, self._events = guard, limits, place, events
         self.calls = Calls(limits.daemon.calls_max)
-        self._log = AccessLog(table.regions.context.clock)
-        self.table, self.port = table, 0
+        self._log = AccessLog(SystemClock())
+        self.tables, self.port = tables, 0
         network = _NETWORKS[-1]
         actor = network.scheduler.current
         assert actor is not None

@@ -15,14 +15,14 @@ from memwal.ingest.engine.region.state import Backlog
 from memwal.ingest.errors import Invalid
 from memwal.ingest.service.daemon.balancer import Balancer
 from memwal.ingest.service.daemon.peers import Peer, refuse_other_protocols
-from memwal.ingest.service.daemon.placement import REFUSALS, SILENCES, Answer
+from memwal.ingest.service.daemon.placement import REFUSALS, SILENCES, Answer, TableRegion
 from memwal.ingest.service.rpc.credentials import Access
 from memwal.wal import RegionManifest, Released, bucket_region
 from tests.messages import raises
 from tests.support.clock import FakeClock
 
-REGION, OTHER = bucket_region(0), bucket_region(1)
-RELEASED = Released(RegionManifest(version=3, writer_epoch=2, region_id=REGION, edit_id="a" * 32), position=17)
+REGION, OTHER = TableRegion("", bucket_region(0)), TableRegion("", bucket_region(1))
+RELEASED = Released(RegionManifest(version=3, writer_epoch=2, region_id=REGION.id, edit_id="a" * 32), position=17)
 
 
 class Answering(Peer):
@@ -60,7 +60,7 @@ class Answering(Peer):
 def test_an_owner_that_releases_a_region_tells_what_it_knows(ended: object, told: Released | None) -> None:
     peer = Answering({"epoch": 2, "ended": ended})
     assert peer.ask(REGION, read=16) == told
-    assert peer.asked[-1] == {"act": "release", "region": str(REGION), "read": 16}
+    assert peer.asked[-1] == {"act": "release", "region": str(REGION.id), "read": 16}
 
 
 @pytest.mark.parametrize("damage", [lambda text: text[:-4] + "0000", lambda text: text[:7], lambda text: "no hex"])
@@ -75,7 +75,7 @@ def test_what_cannot_be_read_counts_as_not_told(damage: Callable[[str], str]) ->
 REGIONS: dict[str, Any] = {
     "protocol": str(protocol.OURS),
     "table": "t",
-    "regions": {str(REGION): 4},
+    "regions": {str(REGION.id): 4},
     "claiming": [],
     "draining": False,
     "base_version": 7,
@@ -115,12 +115,12 @@ def test_of_a_peer_of_another_protocol_only_that_is_read_which_never_changes(ans
     """Otherwise the peer would count as silent, and other daemons would take its regions while it lives."""
     peer = Answering(REGIONS)
     assert peer.look_once()
-    assert (peer.waiting, peer.version) == (Backlog(1, 2, None), 7)
+    assert peer.backlogs == {"": (Backlog(1, 2, None), 7)}
     peer.answer = answer
     assert peer.look_once()
     assert peer.told == [(Answer({REGION: 4}), False)] * 2
     assert peer.refusal is not None
-    assert (peer.waiting, peer.version) == (Backlog(0, 0, None), 0)
+    assert peer.backlogs == {}
 
 
 def error_of_daemon(reason: str) -> Exception:
@@ -161,8 +161,7 @@ def test_a_peer_that_denies_us_lives_and_says_so_once(
 
 def test_the_regions_of_a_peer_that_denies_us_are_not_claimed() -> None:
     peer = Answering(flight.FlightUnauthenticatedError("no"))
-    nothing: Any = None  # it calls no method of the table before it is started
-    balancer = Balancer(nothing, "grpc://127.0.0.1:2", [peer.endpoint], FakeClock())
+    balancer = Balancer("grpc://127.0.0.1:2", [peer.endpoint], FakeClock())
     peer._seen = balancer._seen
     balancer._watch.answered(peer.endpoint, Answer({REGION: 4}))
     for _ in range(2 * SILENCES):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import dataclass, field
-from uuid import UUID
 
 import pytest
 
@@ -15,6 +14,7 @@ from memwal.ingest.service.daemon.placement import (
     FORGET,
     Answer,
     Patience,
+    TableRegion,
     Watch,
     agrees,
     decide,
@@ -23,12 +23,12 @@ from memwal.ingest.service.daemon.placement import (
 )
 
 ENDPOINTS = [f"grpc://10.0.0.{n}:7000" for n in range(1, 6)]
-REGIONS = [wal.bucket_region(bucket) for bucket in range(64)]
+REGIONS = [TableRegion("", wal.bucket_region(bucket)) for bucket in range(64)]
 TICK = 0.25
 
 
 def test_regions_are_spread_over_all_daemons() -> None:
-    many = [wal.bucket_region(bucket) for bucket in range(1000)]
+    many = [TableRegion("", wal.bucket_region(bucket)) for bucket in range(1000)]
     shares = Counter(target(region, ENDPOINTS) for region in many)
     assert set(shares) == set(ENDPOINTS)
     assert all(140 <= share <= 260 for share in shares.values()), shares
@@ -50,7 +50,7 @@ def test_the_answer_is_the_same_in_every_process_and_order() -> None:
 ME, PEER = ENDPOINTS[:2]
 
 
-def of(endpoint: str) -> UUID:
+def of(endpoint: str) -> TableRegion:
     """Return a region that belongs to `endpoint`, one of the two."""
     return next(region for region in REGIONS if target(region, (ME, PEER)) == endpoint)
 
@@ -176,7 +176,7 @@ class Daemon:
     endpoint: str
     watch: Watch
     patience: Patience = field(default_factory=Patience)
-    ours: dict[UUID, int] = field(default_factory=dict)
+    ours: dict[TableRegion, int] = field(default_factory=dict)
     running: bool = True
     frozen: bool = False
 
@@ -247,7 +247,7 @@ class World:
             other.watch.heard(daemon.endpoint, self.now)
             daemon.watch.answered(peer, Answer(dict(other.ours)))
 
-    def ask(self, daemon: Daemon, region: UUID, owner: str) -> bool:
+    def ask(self, daemon: Daemon, region: TableRegion, owner: str) -> bool:
         other = self.daemons.get(owner)
         if other is None or not other.running or other.frozen or (daemon.endpoint, owner) in self.broken | self.denied:
             return False
@@ -259,12 +259,12 @@ class World:
             other.patience.lost(region, self.now)
         return self.random.random() > 0.05  # otherwise the claim comes too late
 
-    def claim(self, daemon: Daemon, region: UUID) -> None:
+    def claim(self, daemon: Daemon, region: TableRegion) -> None:
         self.epochs[region] += 1
         self.claims += 1
         daemon.ours[region] = self.epochs[region]
 
-    def fenced(self, daemon: Daemon, region: UUID) -> None:
+    def fenced(self, daemon: Daemon, region: TableRegion) -> None:
         del daemon.ours[region]
         if daemon.watch.owner(region) is None:
             daemon.patience.lost(region, self.now)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from memwal.ingest.errors import Invalid
-from memwal.ingest.service.rpc.guard import GRACE, LOOK_EVERY, Guard, Role, Tokens, permits
-from memwal.ingest.settings.sections import DaemonSettings
+from memwal.ingest.service.rpc.guard import GRACE, LOOK_EVERY, Grant, Guard, Tokens, permits
+from memwal.ingest.settings.sections import DaemonSettings, Role
 from tests.messages import raises
 from tests.support.clock import FakeClock
 
@@ -21,6 +21,10 @@ SETTINGS = {"token": "env:ADMIN", "write_token": "env:WRITER", "read_token": "en
 
 def tokens(**settings: Any) -> Tokens:
     return Tokens(DaemonSettings(**settings), ENV, FakeClock())
+
+
+def role_of(grant: Grant | None) -> Role | None:
+    return None if grant is None else grant.role
 
 
 @pytest.mark.parametrize(
@@ -34,13 +38,13 @@ def tokens(**settings: Any) -> Tokens:
     ],
 )
 def test_a_token_has_the_role_of_its_setting(sent: str, role: Role | None) -> None:
-    assert tokens(**SETTINGS).role(sent.encode()) == role
+    assert role_of(tokens(**SETTINGS).grant(sent.encode())) == role
 
 
 def test_a_role_that_is_not_configured_is_nobodys() -> None:
     only = tokens(token="env:ADMIN")
-    assert only.role(b"the-admins-token") == "admin"
-    assert only.role(b"the-readers-token") is only.role(b"") is None
+    assert only.grant(b"the-admins-token") == Grant("admin")
+    assert only.grant(b"the-readers-token") is only.grant(b"") is None
 
 
 @pytest.mark.parametrize(
@@ -58,9 +62,9 @@ def test_one_token_for_two_roles_is_refused() -> None:
 
 def test_headers_are_read_as_before() -> None:
     guard = Guard.of(DaemonSettings(**SETTINGS), ENV)
-    assert guard.role("Bearer the-readers-token") == guard.role("bearer  the-readers-token ") == "read"
-    assert guard.role("Basic the-readers-token") is guard.role(None) is guard.role("the-readers-token") is None
-    assert Guard().role(None) == "admin"
+    assert guard.grant("Bearer the-readers-token") == guard.grant("bearer  the-readers-token ") == Grant("read")
+    assert guard.grant("Basic the-readers-token") is guard.grant(None) is guard.grant("the-readers-token") is None
+    assert Guard().grant(None) == Grant("admin")
     assert "the-" not in repr(guard)
 
 
@@ -80,7 +84,7 @@ class File:
         os.utime(self.path, ns=(self.written, self.written))  # file systems distinguish times by milliseconds
 
     def role(self, sent: str) -> Role | None:
-        return self.tokens.role(sent.encode())
+        return role_of(self.tokens.grant(sent.encode()))
 
 
 @pytest.fixture
@@ -156,9 +160,17 @@ def test_two_tokens_may_change_places(tmp_path: Path) -> None:
     for path in (reader, writer):
         os.utime(path, ns=(1, 1))
     clock.advance(LOOK_EVERY)
-    assert (found.role(b"three"), found.role(b"one"), found.role(b"two")) == ("read", "write", "write")
+    assert (role_of(found.grant(b"three")), role_of(found.grant(b"one")), role_of(found.grant(b"two"))) == (
+        "read",
+        "write",
+        "write",
+    )
     clock.advance(GRACE + LOOK_EVERY)
-    assert (found.role(b"three"), found.role(b"one"), found.role(b"two")) == ("read", "write", None)
+    assert (role_of(found.grant(b"three")), role_of(found.grant(b"one")), role_of(found.grant(b"two"))) == (
+        "read",
+        "write",
+        None,
+    )
 
 
 def test_the_token_of_admins_is_read_once(tmp_path: Path) -> None:
@@ -171,4 +183,45 @@ def test_the_token_of_admins_is_read_once(tmp_path: Path) -> None:
     os.utime(path, ns=(1, 1))
     for _ in range(3):
         clock.advance(GRACE)
-        assert (found.role(b"first"), found.role(b"second")) == ("admin", None)
+        assert (role_of(found.grant(b"first")), role_of(found.grant(b"second"))) == ("admin", None)
+
+
+MORE = [
+    {"token": "env:ORDERS", "role": "write", "tables": ["orders", "t_*"]},
+    {"token": "env:AUDIT", "role": "admin"},
+]
+
+
+def test_a_token_of_the_list_has_its_role_and_tables() -> None:
+    environ = ENV | {"ORDERS": "the-orders-token", "AUDIT": "the-auditors-token"}
+    found = Tokens(DaemonSettings.model_validate({"token": "env:ADMIN", "tokens": MORE}), environ, FakeClock())
+    orders, audit = found.grant(b"the-orders-token"), found.grant(b"the-auditors-token")
+    assert (orders, audit) == (Grant("write", ("orders", "t_*")), Grant("admin"))
+    assert orders is not None
+    assert [name for name in ("orders", "Orders", "orders2", "t_1", "at_1") if orders.covers(name)] == ["orders", "t_1"]
+    assert not orders.covers(None), "the whole daemon"
+    assert audit is not None
+    assert audit.covers(None)
+
+
+def test_a_token_of_the_list_that_another_setting_has_is_refused() -> None:
+    with raises(Invalid):
+        Tokens(
+            DaemonSettings.model_validate({"token": "env:ADMIN", "tokens": MORE[:1]}), ENV | {"ORDERS": ENV["ADMIN"]}
+        )
+
+
+def test_a_token_that_moves_to_other_tables_has_those(tmp_path: Path) -> None:
+    """The rights of the changed files apply at once, also for a token that was in another of them before."""
+    files, clock = [tmp_path / "a", tmp_path / "b"], FakeClock()
+    for file, text in zip(files, ("one", "two"), strict=True):
+        file.write_text(text)
+    entries = [{"token": f"file:{file}", "tables": [file.name]} for file in files]
+    found = Tokens(DaemonSettings.model_validate({"token": "env:ADMIN", "tokens": entries}), ENV, clock)
+    for number, (file, text) in enumerate(zip(files, ("three", "one"), strict=True)):
+        file.write_text(text)
+        os.utime(file, ns=(number, 1))
+    clock.advance(LOOK_EVERY)
+    assert [found.grant(each) for each in (b"one", b"two", b"three")] == [
+        Grant("read", tuple(tables)) for tables in ("b", "b", "a")
+    ]

@@ -13,6 +13,7 @@ import pytest
 
 from memwal.ingest.errors import MemWalError
 from memwal.ingest.service.daemon.service import FlightService
+from memwal.ingest.service.daemon.tables import OneTable
 from memwal.ingest.spark.dlq.bad_rows import BadRow, Rules
 from memwal.ingest.spark.errors import found_in
 from memwal.ingest.spark.sink.receipts import RECEIPT
@@ -56,7 +57,7 @@ def route(open_small: Callable[..., Any], uri: str) -> RouteTask:
 def owner(open_small: Callable[..., Any]) -> Iterator[tuple[Any, str]]:
     """An open table and the endpoint it is served at."""
     table = open_small()
-    service = FlightService(table, "grpc://127.0.0.1:0")
+    service = FlightService(OneTable(table), "grpc://127.0.0.1:0")
     yield table, f"grpc://127.0.0.1:{service.port}"
     service.shutdown()
 

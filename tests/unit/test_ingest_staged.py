@@ -19,6 +19,7 @@ from memwal.flush.verification.runner import verify_table
 from memwal.ingest.engine.table.garbage import Ages, TableCollector
 from memwal.ingest.errors import Invalid, Unavailable
 from memwal.ingest.service.daemon.service import FlightService
+from memwal.ingest.service.daemon.tables import OneTable
 from memwal.ingest.spark.connector.options import WriteOptions
 from memwal.ingest.spark.connector.source import MemWalSource
 from memwal.ingest.spark.connector.writer import MemWalStreamWriter, StagedRows, StageTask
@@ -40,7 +41,7 @@ class World:
         self.uri, self.store = uri, wal.open_store(uri)
         new: dict[str, Any] = {"schema": KEYED if key else SCHEMA, "key": key, "regions": 3}
         self.table: Any = memwal.open(uri, settings=QUIET, **({} if Path(uri).exists() else new))
-        self.service = FlightService(self.table, "grpc://127.0.0.1:0")
+        self.service = FlightService(OneTable(self.table), "grpc://127.0.0.1:0")
 
     def writer(self, schema: pa.Schema | None = None, **more: str) -> MemWalStreamWriter:
         """Create a writer as Spark does, for a micro-batch or for its commit."""

@@ -15,6 +15,7 @@ import memwal
 from memwal.ingest.engine.api.tokens import Token
 from memwal.ingest.errors import Internal, Unavailable
 from memwal.ingest.service.daemon.service import FlightService
+from memwal.ingest.service.daemon.tables import OneTable
 from memwal.ingest.spark.dlq.bad_rows import Rules
 from memwal.ingest.spark.errors import found_in
 from memwal.ingest.spark.sink.route import RouteTask
@@ -37,7 +38,7 @@ def packed(rows: pa.Table, hashed: int, landed: int = 1_000) -> pa.RecordBatch:
 def served(open_small: Callable[..., Any], uri: str) -> Iterator[tuple[Any, Callable[..., OneTask]]]:
     """Yield an open table, and a function that creates the task that writes a micro-batch into it."""
     table = open_small()
-    service = FlightService(table, "grpc://127.0.0.1:0")
+    service = FlightService(OneTable(table), "grpc://127.0.0.1:0")
 
     def task(batch_id: int = 0, **more: Any) -> OneTask:
         send = SendTask(f"grpc://127.0.0.1:{service.port}", table.base.regions, "query", batch_id, 30.0)
@@ -175,7 +176,7 @@ def owner(request: Any, open_small: Callable[..., Any], uri: str) -> Iterator[tu
     """Yield an open table of two regions and its endpoint."""
     keyless = memwal.open(uri, schema=SCHEMA, key=(), regions=2) if request.param == "append_only" else None
     table = keyless or open_small()
-    service = FlightService(table, "grpc://127.0.0.1:0")
+    service = FlightService(OneTable(table), "grpc://127.0.0.1:0")
     yield table, f"grpc://127.0.0.1:{service.port}"
     service.shutdown()
     table.close()

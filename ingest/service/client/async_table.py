@@ -242,6 +242,8 @@ def _dropped(job: Future[Any]) -> None:
 async def connect_async(
     location: str | os.PathLike[str] | Sequence[str],
     *,
+    table: str | None = None,
+    create: bool = False,
     token: str | None = None,
     tls_ca: str | Path | bytes | None = None,
     fallback: str = "error",
@@ -256,7 +258,14 @@ async def connect_async(
     `table.scan` and `table.changes` return streams for `async for`. A cancelled call returns at once. A cancelled put
     may be applied: repeat it with its token. Raises: errors of `connect`.
     """
-    shown: dict[str, Any] = {"token": token, "tls_ca": tls_ca, "tls_cert": tls_cert, "tls_key": tls_key}
+    shown: dict[str, Any] = {
+        "table": table,
+        "create": create,
+        "token": token,
+        "tls_ca": tls_ca,
+        "tls_cert": tls_cert,
+        "tls_key": tls_key,
+    }
     shown |= {"fallback": fallback, "storage_options": storage_options, "in_flight_max": in_flight_max}
     shown["sql_memory_max"] = sql_memory_max
     threads, caller = CallThreads("async-connect", 1), Caller()

@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from memwal import flush, wal
 from memwal.ingest import tracing
-from memwal.ingest.engine.api.arguments import brief, whole
+from memwal.ingest.engine.api.arguments import brief, whole, yes_or_no
 from memwal.ingest.engine.api.reads import SQL_MEMORY
 from memwal.ingest.engine.table import owner_notes as owners
 from memwal.ingest.engine.table.live_owners import noted_owners
@@ -23,10 +24,14 @@ from memwal.ingest.engine.table.public import Table
 from memwal.ingest.engine.table.stored import StoredTable
 from memwal.ingest.errors import PROTOCOL, UNAUTHENTICATED, Invalid, MemWalError, Unavailable, translate_errors
 from memwal.ingest.service.client.remote import IN_FLIGHT_MAX, RemoteTable
+from memwal.ingest.service.client.router import endpoints_of
+from memwal.ingest.service.rpc.connection import Connection
 from memwal.ingest.service.rpc.tls import ClientTls, authority, client_certificate
 
 OWNER_PATIENCE = 2.0
 """Seconds for a daemon to describe its table; a serving daemon answers in milliseconds."""
+CREATED_WITHIN = 60.0
+"""Seconds for a daemon to create a table."""
 FALLBACKS = ("error", "durable")
 _ON_STORAGE = re.compile(r"file://|s3://|memory://|s3a://|gs://|az://")
 _HOST_AND_PORT = re.compile(r"[\w.\-\[\]:]+:\d+(,.*)?")
@@ -36,6 +41,8 @@ _HOST_AND_PORT = re.compile(r"[\w.\-\[\]:]+:\d+(,.*)?")
 def connect(
     location: str | os.PathLike[str] | Sequence[str],
     *,
+    table: str | None = None,
+    create: bool = False,
     token: str | None = None,
     tls_ca: str | Path | bytes | None = None,
     fallback: str = "error",
@@ -49,7 +56,9 @@ def connect(
 
     `location`: grpc://host:port or grpc+tls://host:port; or several, as a list or separated by commas. Some of them
     may be down, because the daemons name each other. Or the path or URL of the table: the owner notes on storage name
-    its daemons (`storage_options`: Lance's own, for that storage), now and whenever a region has no owner. `token`:
+    its daemons (`storage_options`: Lance's own, for that storage), now and whenever a region has no owner. `table`: its
+    name, if the daemons serve several tables (`memwal.tables` lists them). `create`: create it from the template of the
+    daemons, unless it exists. `token`:
     sent as a bearer token. `tls_ca`: a PEM file, or its bytes. `in_flight_max`: maximum bytes of rows in flight; a
     put without room waits. `fallback`: for the address of a table without daemons: "error" raises, "durable" reads
     storage. `tls_cert`, `tls_key`: PEM files of the client's certificate and of its private key. `sql_memory_max`:
@@ -62,13 +71,17 @@ def connect(
     if str(fallback) not in FALLBACKS:
         raise Invalid(f"fallback = {brief(fallback)}; write one of {', '.join(map(repr, FALLBACKS))}")
     tracing.join()
-    tls = _tls(tls_ca, tls_cert, tls_key)
+    tls = tls_of(tls_ca, tls_cert, tls_key)
     memory = whole("sql_memory_max", sql_memory_max, 1 << 20, 1 << 50)
     shown: dict[str, Any] = {"token": token, "tls": tls, "in_flight_max": in_flight_max, "sql_memory": memory}
     if not is_table(location):
         if fallback != "error":
             raise Invalid("fallback needs the address of the table, not of a daemon")
-        return Table(RemoteTable(location, **shown))
+        if table is not None or create:
+            _find_or_create(location, table, create, token, tls)
+        return Table(RemoteTable(location, name=table, **shown))
+    if table is not None or create:
+        raise Invalid(f"table and create are for the address of daemons; {location} is the address of one table")
     options = dict(storage_options or {})
     try:
         base, store = flush.BaseTable.open(str(location), options), wal.open_store(str(location), options)
@@ -85,7 +98,30 @@ def connect(
     return Table(StoredTable(base, store, sql_memory=memory) if served is None else served)
 
 
-def _tls(ca: str | Path | bytes | None, certificate: str | Path | None, key: str | Path | None) -> ClientTls:
+def _find_or_create(
+    location: str | Sequence[str], name: str | None, create: bool, token: str | None, tls: ClientTls
+) -> None:
+    """Check the name of a table; with `create`, create it at the first daemon that answers, unless it exists.
+
+    Raises: Invalid; Unavailable if no daemon answers.
+    """
+    if not isinstance(name, str):
+        raise Invalid(f"table = {brief(name)}: write the name of a table, such as 'orders'")
+    if not yes_or_no("create", create):
+        return
+    *others, last = endpoints_of(location)
+    for endpoint in (*others, last):
+        with closing(Connection(endpoint, token=token, tls=tls, name=name)) as connection:
+            try:
+                connection.act("create", None, CREATED_WITHIN)
+                return
+            except Unavailable:
+                if endpoint == last:
+                    raise
+
+
+def tls_of(ca: str | Path | bytes | None, certificate: str | Path | None, key: str | Path | None) -> ClientTls:
+    """Return the TLS options of a client; arguments as those of `connect`. Raises: Invalid."""
     trusted = None if ca is None else authority(ca)
     if certificate is None and key is None:
         return ClientTls(trusted)
@@ -109,21 +145,22 @@ def served_table(
     access: Callable[[], Mapping[str, Any]],
     also: Sequence[str] = (),
     find: Callable[[], Iterable[str]] | None = None,
+    name: str | None = None,
 ) -> RemoteTable | None:
     """Return a client of the daemons that own every region of `base`; None if no daemons do.
 
     `access`: returns the credentials for `RemoteTable`; called only if notes name daemons. `also`: further daemons to
-    ask. `find`: see `Router`.
+    ask. `find`: see `Router`. `name`: of the table in a fleet, if known.
     Raises: Invalid if a daemon rejects the token or cannot be trusted, since it may serve newer rows than storage
     has.
     """
     notes = owners.find(store, base.regions, also)
     if notes is None:
         return None
-    shown, table = access(), store.url("")
+    shown, table, name = access(), store.url(""), name or notes.name
     try:
-        owner = RemoteTable(notes.endpoints, patience=OWNER_PATIENCE, table=table, find=find, **shown)
-        if notes.are_of(owner.identity, table):
+        owner = RemoteTable(notes.endpoints, patience=OWNER_PATIENCE, table=table, find=find, name=name, **shown)
+        if name is not None or notes.are_of(owner.identity, table):  # a fleet claims regions when calls need them
             return owner
         owner.close()
     except MemWalError as error:  # stale notes: no daemon answers there

@@ -82,6 +82,7 @@ class RemoteTable(LanceDBForms):
         restarts: float = 0.0,
         table: str | None = None,
         id: str | None = None,
+        name: str | None = None,
         in_flight_max: int = IN_FLIGHT_MAX,
         find: Callable[[], Iterable[str]] | None = None,
         sql_memory: int = SQL_MEMORY,
@@ -90,10 +91,11 @@ class RemoteTable(LanceDBForms):
 
         `patience`: seconds to wait for the first answer; None for no limit. `wait`: seconds to retry while no daemon
         answers (with a single daemon: only if `restarts` is set). `restarts`: see `Attempts`. `table`, `id`: the
-        table's expected address and id; None for any. `find`: see `Router`. `sql_memory`: see `connect`.
+        table's expected address and id; None for any. `name`: of the table, if the daemons serve a fleet. `find`: see
+        `Router`. `sql_memory`: see `connect`.
         """
         self._sql_memory = sql_memory
-        opened = partial(Connection, token=token, tls=tls)
+        opened = partial(Connection, token=token, tls=tls, name=name)
         self.router = Router(endpoints_of(location), opened, clock, ids, find)
         self.clock, self.router.table, self.router.id = self.router.clock, table, id
         self._in_flight, self._restarts, self._rising = InFlight(in_flight_max), restarts, HighestTokens()

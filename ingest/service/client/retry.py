@@ -4,8 +4,8 @@
 error               meaning                                                     action
 ==================  ==========================================================  =========================
 flush_failing       the owner's memtables are full, and its flushes fail        raise; the sink waits
-busy                back-pressure of the owner, or too many concurrent calls;   wait, ask it again
-                    nothing was applied; "retry_after": minimum wait
+busy                back-pressure or a limit of the owner; nothing was applied; wait, ask it again
+                    "retry_after": minimum wait
 moved               the region has another, known owner; the token decides      ask that owner
 not_owner           another or no daemon owns the region; nothing was applied   learn the owners
 draining, FENCED    the owner stops, or was replaced; nothing was applied       learn the owners
@@ -42,6 +42,7 @@ from memwal.ingest.errors import (
     FLUSH_FAILING,
     MOVED,
     NOT_OWNER,
+    PUT_RATE_MAX,
     RESIZED,
     FencedError,
     Internal,
@@ -117,6 +118,8 @@ class Attempts:
         if self._restarts and error.details.get("reason") == FLUSH_FAILING:
             what = "wait"  # a stream waits for its storage
         pause = max(self._backoff.pause(), float(error.details.get("retry_after", 0.0)))
+        if self._restarts and error.details.get("limit") == PUT_RATE_MAX:
+            self._until += pause  # a stream waits until the table's rate admits it
         if what == "raise" or self.left <= pause or left():
             raise error
         self._clock.sleep(pause)

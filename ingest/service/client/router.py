@@ -21,7 +21,16 @@ from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from memwal.ingest.caller import carried
-from memwal.ingest.errors import DRAINING, NOT_OWNER, PROTOCOL, UNAUTHENTICATED, Invalid, MemWalError, Unavailable
+from memwal.ingest.errors import (
+    DRAINING,
+    NO_TABLE,
+    NOT_OWNER,
+    PROTOCOL,
+    UNAUTHENTICATED,
+    Invalid,
+    MemWalError,
+    Unavailable,
+)
 from memwal.ingest.refusals import expect_routing, wrong_table
 from memwal.ingest.service.client.retry import Attempts, wait_unless_moved
 from memwal.ingest.service.rpc.connection import Connection
@@ -34,6 +43,8 @@ PROBE_TIMEOUT = 1.0
 """Seconds for a daemon's answer to "regions". A live daemon answers in milliseconds, even under load."""
 DESCRIBE_TIMEOUT = 10.0
 """Seconds for each of several daemons to describe the table. The first description is enough."""
+_DECIDED = (UNAUTHENTICATED, NO_TABLE)
+"""Reasons of a daemon's rejection that another daemon would repeat."""
 AT_ONCE = 32
 """Maximum parallel calls of one client, in addition to the callers' own threads."""
 
@@ -159,7 +170,7 @@ class Router:
             except Exception as failed:  # noqa: BLE001 - raised below if no other daemon answers
                 errors.append(failed)
         for error in errors:  # errors of stopped daemons carry no information
-            if self._speaks_otherwise(error) or getattr(error, "details", {}).get("reason") == UNAUTHENTICATED:
+            if self._speaks_otherwise(error) or getattr(error, "details", {}).get("reason") in _DECIDED:
                 raise error
         error = errors[-1]
         raise Unavailable(f"no daemon answers at {', '.join(self.endpoints)}: {error}", getattr(error, "details", {}))

@@ -8,6 +8,7 @@ of several daemons sees only its own part, so the client checks all rows, withou
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -104,6 +105,10 @@ def merged_status(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
     failures = [failure for status in found for failure in status.get("commit_failures", ())]
     if failures:
         merged["commit_failures"] = [each for at, each in enumerate(failures) if each not in failures[:at]]
+    refused = Counter[str]()
+    for status in found:
+        refused.update(status.get("refused_puts", {}))
+    merged |= {"refused_puts": dict(refused)} if refused else {}
     for name, newest_first in (("commits", False), ("events", True)):
         together = [each for status in found for each in status.get(name, ())]
         if together:

@@ -1,5 +1,9 @@
-"""Maintain a daemon's share of a table's regions: watch the peers; claim, request and release regions by the
+"""Maintain a daemon's share of the regions of its tables: watch the peers; claim, request and release regions by the
 placement.
+
+The regions of a single `[table]` have an owner at all times. In a fleet the first call that needs a region claims it,
+at the daemon that it belongs to (`RegionSet.serving`). Only regions that a daemon has are taken over after its end, or
+requested by the daemon that they belong to.
 
 Invariants, whichever process dies at whichever step:
 
@@ -37,10 +41,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -50,11 +55,19 @@ from memwal.ingest.engine.region.writer import RegionWriter
 from memwal.ingest.engine.table.embedded import Table
 from memwal.ingest.errors import MemWalError, classify
 from memwal.ingest.service.daemon.peers import LOOK_EVERY, Peer
-from memwal.ingest.service.daemon.placement import Answer, Patience, Watch, agrees, decide, inherited, target
+from memwal.ingest.service.daemon.placement import (
+    Answer,
+    Patience,
+    TableRegion,
+    Watch,
+    agrees,
+    decide,
+    inherited,
+    target,
+)
 from memwal.ingest.service.daemon.standby import MOST_BEFORE_ASKING, PATIENCE_BEFORE_ASKING, Standby
 from memwal.ingest.service.rpc.credentials import Access
 from memwal.ingest.threads import Worker
-from memwal.wal import named
 
 _LOG = logging.getLogger("memwal.balancer")
 SLEPT, CHECK_EVERY = 2.0, 1.0
@@ -69,14 +82,13 @@ _STEP = 0.02
 
 
 class Balancer:
-    """Claims and releases regions of `table`, so that this process owns those that belong to it.
+    """Claims and releases regions of the served tables, so that this process owns those that belong to it.
 
     Thread safety. Every method from any thread.
     """
 
     def __init__(
         self,
-        table: Table,
         me: str,
         endpoints: Sequence[str],
         clock: wal.Clock,
@@ -85,31 +97,50 @@ class Balancer:
     ) -> None:
         """Prepare the balancer; nothing happens before `start`.
 
-        `endpoints`: all daemons of the table, including `me`, this daemon. `access`: credentials for the others.
+        `endpoints`: all daemons of the tables, including `me`, this daemon. `access`: credentials for the others.
         `read_ahead`: see `daemon.read_ahead`.
         """
         self._access = access or Access()
         others = [endpoint for endpoint in endpoints if endpoint != me]
-        self._table, self._me, self._endpoints, self._clock = table, me, others, clock
+        self._me, self._endpoints, self._clock = me, others, clock
+        self._tables: dict[str, Table] = {}
+        self.open: Callable[[str], Table] | None = None
+        """Opens a table of a fleet by its name, and serves it here; None in a daemon of one table."""
+        self.draining = False
         self._lock = threading.RLock()
         self._watch = Watch(others)
         self._taken, self._failed = Patience(), Patience()
-        self._busy: set[UUID] = set()
+        self._busy: set[TableRegion] = set()
         self._answered: dict[str, float] = {}
         self._peers: dict[str, Peer] = {}
         self._wake, self._stopped, self._settled = threading.Event(), threading.Event(), threading.Event()
         self._jobs = ThreadPoolExecutor(AT_ONCE, "claim")
         self._stepped, self._checked = self._instant(), clock.monotonic()
         self._worker: Worker | None = None
-        self._standby = Standby(table, self.inherited, read_ahead)
+        self._standby = Standby(self._tables, self.inherited, read_ahead)
 
-    def start(self) -> None:
-        """Start the checks and claims. Requires: the daemon answers calls."""
-        table = self._table.identity["table"]
-        self._table.regions.hint, self._table.regions.assure = self.owner, self.assure
-        self._table.upkeep.others = self.waiting
+    def serve(self, table: Table, name: str = "") -> None:
+        """Maintain the share of `table` from now on; `name`: in a fleet, whose tables are lazy."""
+        regions = table.regions
+        regions.hint, regions.assure = partial(self._owner_in, name), self.assure
+        regions.belongs = partial(self._belongs_in, name)
+        regions.draining = self.draining
+        table.upkeep.others = partial(self.waiting, name)
+        with self._lock:
+            self._tables[name] = table
+
+    def leave(self, name: str) -> None:
+        """Forget a table of the fleet, whose regions are released."""
+        with self._lock:
+            self._tables.pop(name, None)
+
+    def start(self, address: str) -> None:
+        """Start the checks and claims. `address`: of the table or the fleet, which peers must serve too.
+
+        Requires: the daemon answers calls.
+        """
         self._peers = {
-            endpoint: Peer(endpoint, self._me, table, self._seen, self._access) for endpoint in self._endpoints
+            endpoint: Peer(endpoint, self._me, address, self._seen, self._access) for endpoint in self._endpoints
         }
         self._worker = Worker("balancer", self._run)
         self._standby.start()
@@ -119,7 +150,7 @@ class Balancer:
         seconds."""
         return self._settled.wait(timeout)
 
-    def owner(self, region: UUID) -> tuple[str, int] | None:
+    def owner(self, region: TableRegion) -> tuple[str, int] | None:
         """Return the endpoint that has `region` and its epoch, else the one that should have it and 0; None if
         unknown."""
         with self._lock:
@@ -127,6 +158,21 @@ class Balancer:
                 return owner[:2]
             should = target(region, self._watch.live(self._clock.monotonic()))
             return None if should is None else (should, 0)
+
+    def belongs(self, region: TableRegion) -> bool:
+        """Return whether `region`, which is not here, belongs to this daemon, and no peer has it or may have it."""
+        now = self._clock.monotonic()
+        with self._lock:
+            if self.draining or not self._watch.known() or self._watch.owner(region) is not None:
+                return False
+            away = self._taken.away(now) | self._failed.away(now)
+            return region not in away and target(region, [self._me, *self._watch.live(now)]) == self._me
+
+    def _owner_in(self, name: str, region: UUID) -> tuple[str, int] | None:
+        return self.owner(TableRegion(name, region))
+
+    def _belongs_in(self, name: str, region: UUID) -> bool:
+        return self.belongs(TableRegion(name, region))
 
     def peers(self) -> list[dict[str, Any]]:
         """Return the other daemons as this one sees them.
@@ -141,7 +187,7 @@ class Balancer:
                     "endpoint": endpoint,
                     "state": self._watch.state(endpoint),
                     "answered": now - self._answered[endpoint] if endpoint in self._answered else None,
-                    "waiting": peer.waiting.ssts,
+                    "waiting": max((backlog.ssts for backlog, _ in peer.backlogs.values()), default=0),
                 }
                 for endpoint, peer in self._peers.items()
             ]
@@ -153,24 +199,36 @@ class Balancer:
         found = (peer.refusal for peer in list(self._peers.values()) if lives(peer.endpoint))
         return next((refusal for refusal in found if refusal is not None), None)
 
-    def served_elsewhere(self, region: UUID) -> tuple[str, int] | None:
+    def served_elsewhere(self, region: TableRegion) -> tuple[str, int] | None:
         """Return the endpoint and the epoch of the peer that serves `region`; None if unknown."""
         with self._lock:
             owner = self._watch.owner(region)
         return None if owner is None else owner[:2]
 
+    def elsewhere(self) -> dict[str, dict[str, int]]:
+        """Return the number of regions of each table that peers have, by table and endpoint."""
+        found: dict[str, dict[str, int]] = {}
+        with self._lock:
+            owners = [(region.table, self._watch.owner(region)) for region in self._watch.regions()]
+        for name, owner in owners:
+            if owner is not None:
+                of = found.setdefault(name, {})
+                of[owner[0]] = of.get(owner[0], 0) + 1
+        return found
+
     def missing(self) -> list[UUID]:
-        """Return the regions that belong to this daemon and that no daemon is known to have."""
-        have = {writer.region for writer in self._table.regions.alive}
+        """Return the regions that belong to this daemon, must have an owner, and have none that is known."""
+        have = self._ours()
         with self._lock:
             live = [self._me, *self._watch.live(self._clock.monotonic())]
-            unowned = [each for each in self._table.regions.order if each not in have and not self._watch.owner(each)]
-            return [region for region in unowned if target(region, live) == self._me]
+            unowned = [each for each in self._kept() if each not in have and not self._watch.owner(each)]
+            return [region.id for region in unowned if target(region, live) == self._me]
 
-    def inherited(self) -> list[UUID]:
-        """Return the regions of peers that would belong to this daemon if their owner ended."""
+    def inherited(self) -> list[TableRegion]:
+        """Return the regions of peers that would belong to this daemon if their owner ended, in open tables."""
         with self._lock:
-            return inherited(self._me, self._table.regions.order, self._watch, self._clock.monotonic())
+            found = inherited(self._me, self._wanted(), self._watch, self._clock.monotonic())
+            return [region for region in found if region.table in self._tables]
 
     def assure(self) -> None:
         """Read the region manifests if this process may have been suspended, so that no read returns a former state.
@@ -178,7 +236,7 @@ class Balancer:
         Raises: the error of reading a manifest.
         """
         if max(now - then for now, then in zip(self._instant(), self._stepped, strict=True)) >= SLEPT:
-            if failed := self._check([writer.region for writer in self._table.regions.alive]):
+            if failed := self._check(self._ours()):
                 raise classify(failed)
             self._stepped = self._instant()
 
@@ -187,14 +245,14 @@ class Balancer:
         back."""
         return self._clock.monotonic(), self._clock.now()
 
-    def waiting(self) -> list[Backlog]:
-        """Return the backlogs of the peers that answer and that know this daemon's last commit."""
-        if self._table.upkeep.held_back_elsewhere:
+    def waiting(self, name: str = "") -> list[Backlog]:
+        """Return the backlogs of a table at the peers that answer and that know this daemon's last commit of it."""
+        upkeep = self._tables[name].upkeep
+        if upkeep.held_back_elsewhere:
             return []
-        version = self._table.upkeep.caught_up
         with self._lock:
-            seen = [peer for peer in self._peers.values() if self._watch.sees(peer.endpoint)]
-            return [peer.waiting for peer in seen if peer.version >= version]
+            seen = [peer.backlogs.get(name) for peer in self._peers.values() if self._watch.sees(peer.endpoint)]
+            return [each[0] for each in seen if each is not None and each[1] >= upkeep.caught_up]
 
     # ---- requests of peers ---------------------------------------------------------------------------------------
 
@@ -207,14 +265,15 @@ class Balancer:
         """Check the peer at `endpoint` now, because its state changed."""
         if endpoint in self._peers:
             self._peers[endpoint].look()
-        self._table.look_at_commits()
+        for table in self._served():
+            table.look_at_commits()
 
-    def gives(self, region: UUID, asker: str) -> bool:
+    def gives(self, region: TableRegion, asker: str) -> bool:
         """Return whether to release `region` to `asker`."""
         now = self._clock.monotonic()
         with self._lock:
             self._watch.heard(asker, now)
-            if not agrees(region, asker, None if self._table.regions.draining else self._me, self._watch, now):
+            if not agrees(region, asker, None if self.draining else self._me, self._watch, now):
                 return False
             if not self._watch.sees(asker):
                 self._taken.lost(region, now)
@@ -231,35 +290,36 @@ class Balancer:
     def hand_over(self) -> None:
         """Execute steps 1 and 2 of a planned handover. A region that cannot be released stays until the table is
         closed."""
-        before = self._table.regions.writers  # read first: peers may request some while the claims stop
-        self._table.regions.draining = True
+        before = self._held()  # read first: peers may request some while the claims stop
+        self.draining = True
+        for table in self._served():
+            table.regions.draining = True
         self._stop_claiming()
         with self._lock:
             alone = not any(self._watch.sees(endpoint) for endpoint in self._endpoints)
         if alone:
             return
-        leaving = dict.fromkeys([*before, *self._table.regions.writers])
+        leaving = dict.fromkeys([*before, *self._held()])
         self.tell()
         self._wait_asked()
-        for writer in leaving:
-            if self._table.regions.has(writer):  # no peer has requested it
+        for region, table, writer in leaving:
+            if table.regions.has(writer):  # no peer has requested it
                 try:
-                    self._table.release(writer.region)
+                    table.release(writer.region)
                 except MemWalError as error:
-                    if self._table.regions.has(writer):
-                        _LOG.warning("%s is not handed over: %s", named(writer.region), error)
+                    if table.regions.has(writer):
+                        _LOG.warning("%s is not handed over: %s", region, error)
                         continue
                 self.tell()
-            _LOG.info("%s is handed over", named(writer.region))
+            _LOG.info("%s is handed over", region)
 
     def _wait_asked(self) -> None:
         """Wait while peers request regions of this daemon."""
-        regions, clock = self._table.regions, self._clock
-        left, until = len(regions.writers), clock.monotonic() + ASKED_WITHIN
-        while left and clock.monotonic() < until:
-            clock.sleep(_STEP)
-            if len(regions.writers) < left:
-                left, until = len(regions.writers), clock.monotonic() + ASKED_WITHIN
+        left, until = len(self._held()), self._clock.monotonic() + ASKED_WITHIN
+        while left and self._clock.monotonic() < until:
+            self._clock.sleep(_STEP)
+            if (fewer := len(self._held())) < left:
+                left, until = fewer, self._clock.monotonic() + ASKED_WITHIN
 
     def stop(self) -> None:
         """Stop all threads."""
@@ -291,16 +351,16 @@ class Balancer:
 
     def _step(self) -> None:
         self._drop_ended()
-        now, regions = self._clock.monotonic(), self._table.regions
-        ours = {writer.region: writer.guard.epoch for writer in regions.alive}
+        now, ours = self._clock.monotonic(), self._ours()
         with self._lock:
             for region in ours:
                 self._taken.kept(region, now)
                 self._failed.kept(region, now)
+            self._watch.adopted(ours)
             if self._watch.sees_all():
                 self._taken.forget()
             away = self._taken.away(now) | self._failed.away(now) | self._busy
-            steps = decide(self._me, regions.order, ours, self._watch, away, now)
+            steps = decide(self._me, self._wanted(ours), ours, self._watch, away, now)
             if self._watch.misses_any() and now - self._checked >= CHECK_EVERY:
                 self._checked = now
                 steps = replace(steps, check=list(ours))
@@ -313,15 +373,52 @@ class Balancer:
         if steps.settled and not self._busy:
             self._settled.set()
 
-    def _check(self, regions: Sequence[UUID]) -> wal.WalError | None:
+    def _served(self) -> list[Table]:
+        with self._lock:
+            return list(self._tables.values())
+
+    def _held(self) -> list[tuple[TableRegion, Table, RegionWriter]]:
+        """Return the regions here, also those whose writer has failed."""
+        with self._lock:
+            tables = list(self._tables.items())
+        return [
+            (TableRegion(name, writer.region), table, writer)
+            for name, table in tables
+            for writer in table.regions.writers
+        ]
+
+    def _ours(self) -> dict[TableRegion, int]:
+        """Return the epochs of the regions that are served here."""
+        with self._lock:
+            tables = list(self._tables.items())
+        return {
+            TableRegion(name, writer.region): writer.guard.epoch
+            for name, table in tables
+            for writer in table.regions.alive
+        }
+
+    def _kept(self) -> list[TableRegion]:
+        """Return the regions that must have an owner at all times, in a daemon of one table. Requires: the lock."""
+        if self.open is not None:
+            return []
+        return [TableRegion(name, region) for name, table in self._tables.items() for region in table.regions.order]
+
+    def _wanted(self, ours: Iterable[TableRegion] = ()) -> Iterable[TableRegion]:
+        """Return the regions that must have an owner, and in a fleet those that a daemon has or had until its end.
+
+        Requires: the lock.
+        """
+        return self._kept() or dict.fromkeys((*ours, *sorted(self._watch.regions())))
+
+    def _check(self, regions: Iterable[TableRegion]) -> wal.WalError | None:
         """Read the manifests of `regions` and drop those that another process has claimed. Return an error of
         reading."""
         failed = None
-        for region in regions:
+        for name, region in regions:
             try:
-                self._table.regions.writer(region).refresh()
-            except (wal.Fenced, MemWalError):
-                continue  # dropped below, or released meanwhile
+                self._tables[name].regions.writer(region).refresh()
+            except (wal.Fenced, MemWalError, KeyError):
+                continue  # dropped below, or released or closed meanwhile
             except wal.WalError as error:
                 failed = error
         if regions:
@@ -330,23 +427,27 @@ class Balancer:
 
     def _drop_ended(self) -> None:
         """Drop writers that were fenced, or stopped themselves after a storage failure. Both need a new claim."""
-        for writer in self._table.regions.writers:
-            if writer.failure is not None:
-                self._begin(writer.region, self._drop, writer)
+        with self._lock:
+            tables = list(self._tables.items())
+        for name, table in tables:
+            for writer in table.regions.writers:
+                if writer.failure is not None:
+                    region = TableRegion(name, writer.region)
+                    self._begin(region, self._drop, region, table, writer)
 
-    def _drop(self, writer: RegionWriter) -> None:
+    def _drop(self, region: TableRegion, table: Table, writer: RegionWriter) -> None:
         """Close a failed writer. Its threads may wait for storage for a while; no claim begins before they end."""
-        _LOG.warning("%s is dropped: %s", named(writer.region), writer.failure)
+        _LOG.warning("%s is dropped: %s", region, writer.failure)
         with suppress(MemWalError):
-            self._table.release(writer.region)
+            table.release(writer.region)
         now = self._clock.monotonic()
         with self._lock:
             if not isinstance(writer.failure, wal.Fenced):
-                self._failed.lost(writer.region, now)
-            elif self._watch.owner(writer.region) is None:
-                self._taken.lost(writer.region, now)
+                self._failed.lost(region, now)
+            elif self._watch.owner(region) is None:
+                self._taken.lost(region, now)
 
-    def _begin(self, region: UUID, work: Callable[..., None], *what: Any) -> None:
+    def _begin(self, region: TableRegion, work: Callable[..., None], *what: Any) -> None:
         """Start `work` in the background, unless other work on `region` is running."""
         with self._lock:
             if region in self._busy or self._stopped.is_set():
@@ -354,36 +455,41 @@ class Balancer:
             self._busy.add(region)
             self._jobs.submit(self._done, region, work, *what)
 
-    def _done(self, region: UUID, work: Callable[..., None], *what: Any) -> None:
+    def _done(self, region: TableRegion, work: Callable[..., None], *what: Any) -> None:
         try:
             work(*what)
         except BaseException as error:  # noqa: BLE001 - an error of one region must not stop the others
             with self._lock:
                 self._failed.lost(region, self._clock.monotonic())
-            _LOG.warning("%s cannot be claimed, will try again: %s", named(region), classify(error))
+            _LOG.warning("%s cannot be claimed, will try again: %s", region, classify(error))
         finally:
             with self._lock:
                 self._busy.discard(region)
             self._wake.set()
 
-    def _take(self, region: UUID, owner: Peer | None) -> None:
+    def _take(self, region: TableRegion, owner: Peer | None) -> None:
         """Claim the region; first request it from its `owner`, if it has one."""
-        with self._table.regions.expecting(region):
-            before = self._table.before_claim(region)  # while its owner, if any, still serves it
+        name, id = region
+        table = self._tables.get(name)
+        if table is None:
+            assert self.open is not None
+            table = self.open(name)
+        with table.regions.expecting(id):
+            before = table.before_claim(id)  # while its owner, if any, still serves it
             if owner is not None:
                 try:
                     read = self._standby.look(region, MOST_BEFORE_ASKING, PATIENCE_BEFORE_ASKING)
                     before = replace(before, released=owner.ask(region, read))
                 except MemWalError as error:
-                    _LOG.info("the daemon at %s keeps %s for now: %s", owner.endpoint, named(region), error)
+                    _LOG.info("the daemon at %s keeps %s for now: %s", owner.endpoint, region, error)
                     self._standby.take(region)
                     owner.look()  # it may have ended
                     self._clock.sleep(_STEP)
                     return
             if self._stopped.is_set():
                 return
-            epoch = self._table.acquire(region, before, self._standby.take(region))
-            _LOG.info("%s is served here with writer epoch %d", named(region), epoch)
+            epoch = table.acquire(id, before, self._standby.take(region))
+            _LOG.info("%s is served here with writer epoch %d", region, epoch)
 
     def _seen(self, peer: Peer, answer: Answer | None, refused: bool) -> None:
         with self._lock:

@@ -29,7 +29,7 @@ _A_NUMBER: _Form = (
 _A_TEXT: _Form = (lambda value: isinstance(value, str), "a text")
 _A_BOOL: _Form = (lambda value: isinstance(value, bool), "true or false")
 _FORMS: Mapping[str, _Form] = {
-    **dict.fromkeys(("op", "producer", "filter", "token", "from"), _A_TEXT),
+    **dict.fromkeys(("op", "table_name", "producer", "filter", "token", "from"), _A_TEXT),
     **dict.fromkeys(("sequence", "routing", "rows", "version", "read"), _A_NUMBER),
     **dict.fromkeys(("delete", "durable", "logged", "flush", "explain"), _A_BOOL),
     "region": (_is_region, "the id of a region"),
@@ -59,7 +59,7 @@ def expect(request: Mapping[str, Any], operations: Mapping[str, Operation]) -> O
     if operation is None:
         expect_known(f"the operation {op!r:.60}", told)
     for name in needs if isinstance(needs, list) else ():
-        if str(name) not in operation.fields:
+        if str(name) not in operation.fields and name != "table_name":
             expect_known(f"{name!r:.60}", told)
     return operation
 

@@ -10,11 +10,10 @@ from uuid import UUID
 from memwal.ingest.engine.api.reads import Reads
 from memwal.ingest.engine.table.embedded import Table
 from memwal.ingest.engine.table.stored import space_status
-from memwal.ingest.errors import Unavailable
 from memwal.ingest.service.daemon import query_box
-from memwal.ingest.service.daemon.balancer import Balancer
 from memwal.ingest.service.daemon.pages import DaemonPages
 from memwal.ingest.service.daemon.peers import Place
+from memwal.ingest.service.daemon.placement import TableRegion
 from memwal.ingest.service.ops import skew
 from memwal.ingest.service.ops.history import Sample, counts_of
 from memwal.ingest.service.ops.live import levels
@@ -28,23 +27,31 @@ _GONE = ("silent", "ended")
 
 
 class DaemonSource:
-    """See `ops.live.Source`.
+    """What the page of a table shows. See `ops.live.Source`.
 
     Thread safety. Any thread.
     """
 
     def __init__(
-        self, pages: DaemonPages, place: Place, uri: str, access: Access, clock: Clock, storage: StorageRates
+        self,
+        pages: DaemonPages,
+        place: Place,
+        uri: str,
+        access: Access,
+        clock: Clock,
+        storage: StorageRates | None,
+        name: str = "",
     ) -> None:
-        """Show the daemon at `place`. `uri`: of the table, shown until it is open. `access`: credentials for the
-        other daemons."""
+        """Show a table of the daemon at `place`. `uri`: of the table, shown until it is open. `access`: credentials for
+        the other daemons. `storage`: None for a table of a fleet, which is `name`."""
         self._pages, self._place, self._uri, self._access, self._clock = pages, place, uri, access, clock
-        self._storage = storage
+        self._storage, self._name = storage, name
 
     def sample(self) -> Sample:
         """Return the counters of all regions that this daemon ever served, and the lag of those that it serves now."""
-        self._storage.sample()
-        table = self._pages.table
+        if self._storage is not None:
+            self._storage.sample()
+        table = self._pages.table(self._name)
         if table is None:
             return Sample()
         meters = table.regions.context.meters.regions().values()
@@ -59,12 +66,12 @@ class DaemonSource:
 
     def show(self, figures: Mapping[str, Any]) -> dict[str, Any]:
         """Return table, health, levels, daemons, regions and commits."""
-        table, share = self._pages.table, self._pages.share
+        table, share = self._pages.table(self._name), self._pages.share
         if table is None:
-            reasons = self._pages.health.reasons()
             return {
                 "table": self._uri,
-                "health": health(Situation(reasons)),
+                "name": self._name,
+                "health": health(self._closed()),
                 "levels": [],
                 "regions": [],
                 "daemons": [],
@@ -84,23 +91,29 @@ class DaemonSource:
         known, order = {UUID(region["id"]): region for region in regions}, table.regions.order
         return {
             "table": table.base.uri,
+            "name": self._name,
             "base_version": table.upkeep.caught_up,
             "rows": table.upkeep.rows,
             "storage": space_status(table.upkeep.space),
             "health": health(situation),
             "levels": levels(behind, figures["most"], bounds),
             "waiting_puts": situation.waiting_puts,
-            "regions": [known.get(each) or _elsewhere(table, share, each, at) for at, each in enumerate(order)],
-            "daemons": self._daemons(table, peers, regions),
+            "regions": [known.get(each) or self._elsewhere(table, each, at) for at, each in enumerate(order)],
+            "daemons": daemons(
+                self._place,
+                peers,
+                draining=table.regions.draining or self._place.ends(),
+                waiting=max((region["ssts"] for region in regions), default=0),
+            ),
             "commits": list(table.regions.context.meters.commits.recent)[::-1],
             "commits_here": table.upkeep.leading,
-            "requests": self._storage.show(),
             "paused": table.pauses.last,
+            **({} if self._storage is None else {"requests": self._storage.show()}),
         }
 
     def queryable(self) -> dict[str, Any] | None:
         """Return the columns that a query may name; None before the table is open."""
-        table = self._pages.table
+        table = self._pages.table(self._name)
         return None if table is None else query_box.describe(table.schema, table.key, table.regions.context.indexes)
 
     def ask(self, request: Mapping[str, Any]) -> Page:
@@ -113,16 +126,38 @@ class DaemonSource:
 
     @contextmanager
     def _reads(self) -> Iterator[Reads]:
-        table = self._pages.table
-        if table is None:
-            raise Unavailable("the regions are being claimed; ask again in a moment")
-        if table.regions.whole:
-            yield table
-            return
-        from memwal.ingest.service.client.remote import RemoteTable
+        with self._pages.using(self._name or None) as table:
+            if table.regions.whole:
+                yield table
+                return
+            from memwal.ingest.service.client.remote import RemoteTable
 
-        with RemoteTable(self._place.endpoints, id=table.id, **self._access.options()) as remote:
-            yield remote
+            with RemoteTable(
+                self._place.endpoints, id=table.id, name=self._name or None, **self._access.options()
+            ) as remote:
+                yield remote
+
+    def _closed(self) -> Situation:
+        """Return the situation of a table that is not open here."""
+        reasons, share = self._pages.health.reasons(), self._pages.share
+        if not self._name:
+            return Situation(reasons)
+        if (error := self._pages.known(self._name)["error"]) is not None:
+            return Situation([*reasons, {"reason": "cannot_be_opened", "text": error}])
+        owners = share.elsewhere().get(self._name, {}) if share is not None else {}
+        text = "No daemon has a region of this table. The next put or read opens it."
+        return Situation(reasons, idle=f"Its regions are at {', '.join(owners)}." if owners else text)
+
+    def _elsewhere(self, table: Table, region: UUID, bucket: int) -> dict[str, Any]:
+        """Return the entry of a region that this daemon does not serve: the owner and epoch, if known."""
+        share = self._pages.share
+        owner = None if share is None else share.served_elsewhere(TableRegion(self._name, region))
+        told: dict[str, Any] = {"id": str(region), "bucket": bucket, "owner": None, "epoch": None}
+        if region in table.regions.coming:
+            return told | {"state": "claiming"}
+        if owner is None:
+            return told | {"state": "idle" if table.regions.claim is not None else "no owner"}
+        return told | {"state": "serving" if owner[1] else "claiming", "owner": owner[0], "epoch": owner[1] or None}
 
     def _situation(
         self,
@@ -150,13 +185,11 @@ class DaemonSource:
             paused=table.pauses.last,
         )
 
-    def _daemons(
-        self, table: Table, peers: Sequence[Mapping[str, Any]], regions: Sequence[Mapping[str, Any]]
-    ) -> list[dict[str, Any]]:
-        draining = table.regions.draining or self._place.ends()
-        waiting = max((region["ssts"] for region in regions), default=0)
-        here = {"endpoint": self._place.endpoint, "here": True, "state": "draining" if draining else "serving"}
-        return [here | {"answered": 0.0, "waiting": waiting}, *({"here": False, **peer} for peer in peers)]
+
+def daemons(place: Place, peers: Sequence[Mapping[str, Any]], *, draining: bool, waiting: int) -> list[dict[str, Any]]:
+    """Return the entry of this daemon and those of its peers. `waiting`: see `Balancer.peers`."""
+    here = {"endpoint": place.endpoint, "here": True, "state": "draining" if draining else "serving"}
+    return [here | {"answered": 0.0, "waiting": waiting}, *({"here": False, **peer} for peer in peers)]
 
 
 def worst(behind: Sequence[Mapping[str, float]]) -> dict[str, float | None]:
@@ -175,14 +208,3 @@ def _own(status: Mapping[str, Any], owner: str, size_max: int) -> dict[str, Any]
         "behind": status["behind"]["committed"],
         "error": status["failure"] or status["flush_error"],
     }
-
-
-def _elsewhere(table: Table, share: Balancer | None, region: UUID, bucket: int) -> dict[str, Any]:
-    """Return the entry of a region that this daemon does not serve: the owner and epoch, if known."""
-    owner = None if share is None else share.served_elsewhere(region)
-    told: dict[str, Any] = {"id": str(region), "bucket": bucket}
-    if region in table.regions.coming:
-        return told | {"state": "claiming", "owner": None, "epoch": None}
-    if owner is None:
-        return told | {"state": "no owner", "owner": None, "epoch": None}
-    return told | {"state": "serving" if owner[1] else "claiming", "owner": owner[0], "epoch": owner[1] or None}

@@ -12,10 +12,11 @@ from typing import Any, Literal
 from memwal.ingest import tracing
 from memwal.ingest.engine.api.reads import READS, Reads
 from memwal.ingest.errors import Invalid
-from memwal.ingest.service.rpc.guard import AccessLog, Role
+from memwal.ingest.service.rpc.guard import AccessLog, Grant
+from memwal.ingest.settings.sections import Role
 
-Handler = Callable[[Any, dict[str, Any]], Any]
-"""Executes an operation. Receives the service and the request, and returns rows or a value for JSON."""
+Handler = Callable[[Any, Any, dict[str, Any]], Any]
+"""Executes an operation. Receives the service, the table and the request, and returns rows or a value for JSON."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Operation:
     """The role that a caller needs."""
     handle: Handler
     takes: str = ""
-    """The names of its fields, separated by spaces."""
+    """The names of its fields besides those of every operation, separated by spaces."""
     sends: Literal["keys", "vector", "rows"] | None = None
     """The field for the rows of the request. "keys" and "vector" are a part of the request. "rows" follow it, up to
     their closing message."""
@@ -37,6 +38,8 @@ class Operation:
     operations that make room for waiting puts must not wait for them."""
     bounded: bool = False
     """Whether the limits of reads apply."""
+    of_daemon: bool = False
+    """Whether it concerns the daemon: its handler receives None instead of a table."""
     audited: bool = False
     """Whether it is logged. The other operations of admins are checks by peers, several a second."""
     traced: bool = False
@@ -47,14 +50,18 @@ class Operation:
         """The names of its fields."""
         return frozenset(self.takes.split())
 
-    def expect_permitted(self, role: Role, request: Mapping[str, Any], peer: str, log: AccessLog) -> None:
-        """Check the role of the caller at the address `peer`, and log actions of admins.
+    def expect_permitted(self, grant: Grant, request: Mapping[str, Any], peer: str, log: AccessLog) -> None:
+        """Check the rights of the caller at the address `peer`, and log actions of admins.
 
-        Raises: Invalid if the role does not permit `request`.
+        Raises: Invalid if they do not permit `request`.
         """
         wanted = next((more for name, more in self.needs_more.items() if request.get(name)), self.role)
-        if (refused := log.refusal(role, wanted, repr(request["op"]), peer)) is not None:
-            raise Invalid(refused, {"reason": "role", "role": role, "needs": wanted})
+        whole, named = self.of_daemon and wanted == "admin", request.get("table_name")
+        lists, table = self.of_daemon and not whole and named is None, None if whole else named
+        refused = log.refusal(grant, wanted, repr(request["op"]), peer, table, any_table=lists)
+        if refused is not None:
+            told = {"reason": "role", "role": grant.role, "needs": wanted}
+            raise Invalid(refused, told | ({"tables": list(grant.tables)} if grant.tables else {}))
         if self.audited:
             log.admin(request["op"], peer)
 

@@ -22,7 +22,7 @@ import pyarrow.flight as flight
 from memwal.ingest.engine.region.state import Backlog
 from memwal.ingest.errors import PROTOCOL, MemWalError, denies_access
 from memwal.ingest.protocol import known, refusal_of_daemon
-from memwal.ingest.service.daemon.placement import Answer
+from memwal.ingest.service.daemon.placement import Answer, TableRegion
 from memwal.ingest.service.rpc.connection import Connection
 from memwal.ingest.service.rpc.credentials import Access, bearer
 from memwal.ingest.service.rpc.exchange import command_of, exchanged, message_of
@@ -57,9 +57,11 @@ class Place:
 
     endpoint: str = ""
     endpoints: Sequence[str] = ()
+    address: str = ""
+    """Of the fleet; "" for one table, which has its own."""
     heard: Callable[[str], object] = lambda _: None
     look: Callable[[str], object] = lambda _: None
-    gives: Callable[[UUID, str], bool] = lambda *_: True
+    gives: Callable[[TableRegion, str], bool] = lambda *_: True
     ends: Callable[[], bool] = lambda: False
     """Returns whether the daemon is stopping."""
     process: str = field(default_factory=lambda: SystemIds().entry_id())
@@ -82,11 +84,14 @@ class Peer:
     ) -> None:
         """Start to check the daemon at `endpoint`.
 
-        `me`: this daemon's endpoint. `table`: the address of the table, which the peer must serve too. `seen`: called
-        after every check, by a thread of this peer, with the answer, or with None and whether the connection was
-        refused. `access`: credentials for the peer. Raises: Invalid if a reference in `access` cannot be resolved.
+        `me`: this daemon's endpoint. `table`: the address of the table or the fleet, which the peer must serve too.
+        `seen`: called after every check, by a thread of this peer, with the answer, or with None and whether the
+        connection was refused. `access`: credentials for the peer. Raises: Invalid if a reference in `access` cannot
+        be resolved.
         """
-        self.endpoint, self.waiting, self.version = endpoint, Backlog(0, 0, None), 0
+        self.endpoint = endpoint
+        self.backlogs: Mapping[str, tuple[Backlog, int]] = {}
+        """By table, the backlog of the peer's regions, and the newest base version whose commits the peer knows."""
         self._me, self._table, self._seen = me, table, seen
         shown = access.options()
         self._tls: ClientTls = shown["tls"]
@@ -118,20 +123,21 @@ class Peer:
         with suppress(*_ERRORS):
             self._act("look", LOOK_TIMEOUT)
 
-    def ask(self, region: UUID, read: int) -> Released | None:
+    def ask(self, region: TableRegion, read: int) -> Released | None:
         """Ask the peer to release `region`. Return its information for the claim, if readable.
 
         `read`: the newest position of the region's log that this daemon has read. Raises: MemWalError if the peer keeps
         it.
         """
         try:
-            answer = self._act("release", ASK_TIMEOUT, region=str(region), read=read)
+            named = {"table_name": region.table} if region.table else {}
+            answer = self._act("release", ASK_TIMEOUT, region=str(region.id), read=read, **named)
         except _ERRORS as error:
             raise self._tls.translated(error, self.endpoint) from None
         # Earlier versions only report whether the writer has ended; the claim then reads storage.
         with suppress(WalError, ValueError, TypeError, KeyError):
             released = Released.of_json(answer["ended"])
-            return released if released.manifest.region_id == region else None
+            return released if released.manifest.region_id == region.id else None
         return None
 
     # ---- inside --------------------------------------------------------------------------------------------------
@@ -179,14 +185,19 @@ class Peer:
         if self.refusal is not None and not self._warned:
             self._warned = True
             _LOG.warning("%s; until then it keeps its regions, and gets none of ours", self.refusal)
-        if self.refusal is None:
-            self.waiting, self.version = known(Backlog, told["waiting"]), int(told["base_version"])
-        else:
-            self.waiting, self.version = Backlog(0, 0, None), 0
-        # A region that the peer is claiming counts as its own; a request to release it waits for the claim.
-        claiming = dict.fromkeys(map(UUID, told["claiming"]), 0)
-        having = {UUID(region): epoch for region, epoch in told["regions"].items()}
-        return Answer(claiming | having, told["draining"])
+        # One table has no name. Its fields, and those of each table of a fleet, are the same.
+        tables = told.get("tables", {"": told})
+        self.backlogs = (
+            {}
+            if self.refusal is not None
+            else {name: (known(Backlog, each["waiting"]), int(each["base_version"])) for name, each in tables.items()}
+        )
+        having = dict[TableRegion, int]()
+        for name, each in tables.items():
+            # A region that the peer is claiming counts as its own; a request to release it waits for the claim.
+            claimed = dict.fromkeys(each["claiming"], 0) | each["regions"]
+            having |= {TableRegion(name, UUID(region)): epoch for region, epoch in claimed.items()}
+        return Answer(having, told["draining"])
 
     def _warn(self, reason: str) -> None:
         if not self._warned:

@@ -1,8 +1,8 @@
 """Decide which daemon serves which region. Each daemon decides for itself, by pure functions, from its view of its
 peers.
 
-A region belongs to the live daemon with the highest score, a hash of region and endpoint (rendezvous hashing): a
-daemon that leaves affects only its own regions, and so does one that joins. The daemons elect no leader and need not
+A region belongs to the live daemon with the highest score, a hash of table, region and endpoint (rendezvous hashing):
+a daemon that leaves affects only its own regions, and so does one that joins. The daemons elect no leader and need not
 see the same peers: the writer epoch keeps every view safe. A daemon
 
 1. claims a region that belongs to it and that no live daemon has;
@@ -29,8 +29,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 from uuid import UUID
+
+from memwal.wal import named
 
 REFUSALS, SILENCES = 2, 3
 HEARD = 3.0
@@ -43,12 +45,25 @@ FORGET = 4
 region from each other have pauses that differ by a factor of two at most, so they never forget."""
 
 
-def score(region: UUID, endpoint: str) -> int:
+class TableRegion(NamedTuple):
+    """A region of one of the tables of a daemon. Regions of different tables have the same ids."""
+
+    table: str
+    """The table's name, "" in a daemon of one table."""
+    id: UUID
+
+    def __str__(self) -> str:
+        """Return the name of the region in messages: "orders region 3", without the table if there is only one."""
+        return f"{self.table} {named(self.id)}".lstrip()
+
+
+def score(region: TableRegion, endpoint: str) -> int:
     """Return the score of `endpoint` for `region`: equal in every process, evenly distributed, 64 bits."""
-    return int.from_bytes(hashlib.blake2b(region.bytes + endpoint.encode(), digest_size=8).digest())
+    text = region.table.encode() + region.id.bytes + endpoint.encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest())
 
 
-def target(region: UUID, live: Iterable[str]) -> str | None:
+def target(region: TableRegion, live: Iterable[str]) -> str | None:
     """Return the endpoint in `live` that the region belongs to; None if `live` is empty."""
     return max(live, key=lambda endpoint: (score(region, endpoint), endpoint), default=None)
 
@@ -57,7 +72,7 @@ def target(region: UUID, live: Iterable[str]) -> str | None:
 class Answer:
     """A peer's answer to a check: the epochs of its regions, and whether it is about to end."""
 
-    regions: Mapping[UUID, int] = field(default_factory=dict)
+    regions: Mapping[TableRegion, int] = field(default_factory=dict)
     draining: bool = False
 
 
@@ -103,6 +118,7 @@ class Watch:
     def __init__(self, peers: Iterable[str]) -> None:
         """Begin with the endpoints `peers` in unknown state."""
         self._peers = {endpoint: _Peer() for endpoint in peers}
+        self._orphans: set[TableRegion] = set()
 
     def answered(self, endpoint: str, answer: Answer) -> bool:
         """Record the answer to a check; return whether it differs from the previous one."""
@@ -175,7 +191,7 @@ class Watch:
         """Return whether every peer has answered once or is down."""
         return all(peer.known for peer in self._peers.values())
 
-    def owner(self, region: UUID) -> tuple[str, int, bool] | None:
+    def owner(self, region: TableRegion) -> tuple[str, int, bool] | None:
         """Return the peer that has `region`, its epoch, and whether it is draining; None if unknown."""
         having = [
             (endpoint, peer.answer.regions[region], peer.answer.draining)
@@ -184,11 +200,22 @@ class Watch:
         ]
         return max(having, key=lambda owner: owner[1], default=None)
 
+    def regions(self) -> set[TableRegion]:
+        """Return the regions that peers have, and those of peers that went down, until another peer has them."""
+        having = {region for peer in self._peers.values() if peer.answer is not None for region in peer.answer.regions}
+        self._orphans -= having
+        return having | self._orphans
+
+    def adopted(self, regions: Iterable[TableRegion]) -> None:
+        """Record that this daemon has `regions`."""
+        self._orphans.difference_update(regions)
+
     def _missed(self, endpoint: str, refused: int = 0, silent: int = 0) -> bool:
         peer, before = self._peers[endpoint], self._peers[endpoint].down
         peer.refused += refused
         peer.silent += silent
         if peer.down:
+            self._orphans.update(() if peer.answer is None else peer.answer.regions)
             peer.answer, peer.denied = None, False
         return peer.down and not before
 
@@ -200,15 +227,15 @@ class Patience:
     """
 
     def __init__(self) -> None:
-        self._away: dict[UUID, tuple[float, float]] = {}
+        self._away: dict[TableRegion, tuple[float, float]] = {}
 
-    def lost(self, region: UUID, now: float) -> None:
+    def lost(self, region: TableRegion, now: float) -> None:
         """Leave `region` alone, for longer than the last time: it was taken away, or could not be claimed."""
         _, pause = self._away.get(region, (0.0, AWAY_FIRST / 2))
         pause = min(2 * pause, AWAY_MOST)
         self._away[region] = (now + pause, pause)
 
-    def kept(self, region: UUID, now: float) -> None:
+    def kept(self, region: TableRegion, now: float) -> None:
         """Record that this daemon has `region`. After `FORGET` times its pause the pause is forgotten."""
         until, pause = self._away.get(region, (0.0, 0.0))
         if now >= until + FORGET * pause:
@@ -218,7 +245,7 @@ class Patience:
         """Forget all pauses."""
         self._away.clear()
 
-    def away(self, now: float) -> set[UUID]:
+    def away(self, now: float) -> set[TableRegion]:
         """Return the regions to leave alone now."""
         return {region for region, (until, _) in self._away.items() if now < until}
 
@@ -229,14 +256,19 @@ class Steps:
     `check`: own regions that a peer reports with a higher epoch; `settled`: no action is left, and every peer is
     known."""
 
-    claim: Sequence[UUID] = ()
-    ask: Sequence[tuple[UUID, str]] = ()
-    check: Sequence[UUID] = ()
+    claim: Sequence[TableRegion] = ()
+    ask: Sequence[tuple[TableRegion, str]] = ()
+    check: Sequence[TableRegion] = ()
     settled: bool = True
 
 
 def decide(
-    me: str, regions: Sequence[UUID], ours: Mapping[UUID, int], watch: Watch, away: Collection[UUID], now: float
+    me: str,
+    regions: Iterable[TableRegion],
+    ours: Mapping[TableRegion, int],
+    watch: Watch,
+    away: Collection[TableRegion],
+    now: float,
 ) -> Steps:
     """Apply the rules of the module to the daemon `me`. `ours`: epochs of its regions; `away`: regions to leave
     alone."""
@@ -258,14 +290,14 @@ def decide(
     return Steps(claim, ask, check, settled=watch.known() and not (claim or ask or check))
 
 
-def inherited(me: str, regions: Iterable[UUID], watch: Watch, now: float) -> list[UUID]:
+def inherited(me: str, regions: Iterable[TableRegion], watch: Watch, now: float) -> list[TableRegion]:
     """Return the regions of peers that would belong to `me` if their owner ended now."""
     live = watch.live(now)
     owned = [(region, owner[0]) for region in regions if (owner := watch.owner(region)) is not None]
     return [region for region, owner in owned if target(region, {me, *live} - {owner}) == me]
 
 
-def agrees(region: UUID, asker: str, me: str | None, watch: Watch, now: float) -> bool:
+def agrees(region: TableRegion, asker: str, me: str | None, watch: Watch, now: float) -> bool:
     """Return whether `region`, owned by `me`, belongs to `asker` in the view of `me`. The asker counts as alive.
 
     `me`: None for a daemon that is about to end.

@@ -1,4 +1,6 @@
-"""`memwal serve`: serve a table with its regions, or a share of them, over Arrow Flight until a signal stops it.
+"""`memwal serve`: serve tables with their regions, or a share of them, over Arrow Flight until a signal stops it.
+
+A daemon of a fleet answers calls at once; it opens tables and claims regions when calls need them (`daemon.fleet`).
 
 A single daemon claims every region before it is ready. One of several daemons (`daemon.endpoints`) first answers
 calls and then claims its share (`daemon.balancer`). With `daemon.workers` the process starts that many daemons
@@ -16,7 +18,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from typing import TextIO, TypeVar
+from typing import Any, TextIO, TypeVar
 
 from memwal import wal
 from memwal.ingest import tracing
@@ -28,10 +30,12 @@ from memwal.ingest.errors import FencedError, Invalid, Unavailable, classify
 from memwal.ingest.log_limit import LogLimit
 from memwal.ingest.service.daemon.balancer import Balancer
 from memwal.ingest.service.daemon.claim_again import ClaimsAgain
+from memwal.ingest.service.daemon.fleet import Fleet
 from memwal.ingest.service.daemon.limits import Limits
 from memwal.ingest.service.daemon.pages import DaemonPages
 from memwal.ingest.service.daemon.peers import Place, refuse_other_protocols
 from memwal.ingest.service.daemon.service import FlightService
+from memwal.ingest.service.daemon.tables import OneTable, Tables
 from memwal.ingest.service.daemon.workers import Supervisor, ports_of, worker_settings
 from memwal.ingest.service.open import asking
 from memwal.ingest.service.ops.logs import configure_logs
@@ -39,7 +43,9 @@ from memwal.ingest.service.ops.metrics import RefusedCollector, Scrape
 from memwal.ingest.service.rpc.credentials import Access
 from memwal.ingest.service.rpc.guard import Guard, check_address
 from memwal.ingest.settings import endpoints as addresses
+from memwal.ingest.settings.fleet import table_names
 from memwal.ingest.settings.load import Settings
+from memwal.ingest.settings.sections import DaemonSettings
 from memwal.ingest.threads import stop_event
 
 T = TypeVar("T")
@@ -81,15 +87,20 @@ def serve(
         return _supervised(settings, environ, lifeline, ready, http_ready, take_over=take_over)
     stop, pages = stop_event(lifeline), DaemonPages(Scrape())
     place = Place(addresses.own_endpoint(settings.daemon) or "", list(settings.daemon.endpoints), ends=stop.is_set)
+    if settings.is_fleet:
+        place.address = settings.fleet.prefix or "fleet"
     if others := set(place.endpoints) - {place.endpoint}:
-        store = wal.open_store(settings.table.uri, settings.storage_options(environ))
-        refuse_other_protocols(others, access, store.url(""))
+        address = place.address or wal.open_store(settings.table.uri, settings.storage_options(environ)).url("")
+        refuse_other_protocols(others, access, address)
     with ExitStack() as stack:
         stack.enter_context(pages.events)
         if settings.daemon.http_port >= 0:
             url = _listening_http(settings, pages, place, guard, stack)
             http_ready(url)
             _LOG.info("page, metrics, health and status at %s", url, extra={"event": "http", "url": url})
+        if settings.is_fleet:
+            _serve_fleet(settings, environ, place, guard, stop, pages, ready)
+            return 0
         daemon = _Daemon(settings, environ, place, guard, stop, pages, take_over=take_over)
         again = daemon.run(on_replay, ready)
         while again:
@@ -120,6 +131,7 @@ class _Daemon:
         self._ask = asking(settings, environ)
         self._claimant = Claimant(take_over, daemon=True, peers=() if self._alone else place.endpoints)
         self._service: FlightService | None = None
+        self._served: OneTable | None = None
         self._warnings = LogLimit(wal.SystemClock().monotonic)
 
     def run(self, on_replay: OnReplay | None, ready: Callable[[str], None]) -> bool:
@@ -184,21 +196,12 @@ class _Daemon:
 
     def _show(self, table: Table, again: ClaimsAgain | None) -> None:
         """Serve `table` to callers and on the HTTP pages from now on. Raises: Invalid if the port is in use."""
-        if self._service is None:
-            daemon, place = self._settings.daemon, self._place
-            host, port, scheme = daemon.host, daemon.port, addresses.scheme_of(daemon.tls_cert)
-            try:
-                at, limits = addresses.endpoint_of(host, port, scheme), Limits(daemon)
-                self._service = FlightService(table, at, place, self._guard, limits, self._pages.events)
-            except OSError as error:
-                text = f"daemon.port: cannot listen on {host}:{port} ({error}); choose another port, or 0"
-                raise Invalid(text) from None
-            if not place.endpoint:
-                place.endpoint = addresses.endpoint_of(host, self._service.port, scheme)
-                place.endpoints = [place.endpoint]
-        self._service.table = table
+        if self._served is None:
+            self._served = OneTable(table, self._settings.name)
+            self._service = _listen(self._settings.daemon, self._place, self._served, self._guard, self._pages)
+        self._served.table = table
         table.announce(self._place.endpoint)
-        self._pages.shows(table, *(() if again is None else (again.notice,)))
+        self._pages.shows(self._served, *(() if again is None else (again.notice,)))
 
     def _share(self, table: Table, stack: ExitStack) -> Balancer | None:
         """Claim this daemon's share of the regions, and maintain it until `stack` ends; None for a single daemon.
@@ -208,10 +211,9 @@ class _Daemon:
         if self._alone:
             return None
         place, access, read_ahead = self._place, Access.of(self._settings), self._settings.daemon.read_ahead
-        share = Balancer(table, place.endpoint, place.endpoints, wal.SystemClock(), access, read_ahead)
-        place.heard, place.look, place.gives = share.heard, share.look, share.gives
-        share.start()
-        stack.callback(share.stop)
+        share = Balancer(place.endpoint, place.endpoints, wal.SystemClock(), access, read_ahead)
+        share.serve(table)
+        _start(share, place, table.identity["table"], stack)
         while not self._stop.is_set() and not share.wait_settled(LOOK_EVERY):
             if share.refusal is not None:  # both have started at the same time
                 raise share.refusal
@@ -224,15 +226,90 @@ class _Daemon:
     def _end(self, table: Table, share: Balancer | None, broken: str | None) -> None:
         """Hand over, drain and end. Raises: Unavailable if a region stopped itself."""
         assert self._service is not None
-        timeout = self._settings.daemon.drain_timeout
-        self._pages.health.hold("draining", "this daemon is ending and takes nothing new")
-        _LOG.info("draining for up to %g s", timeout, extra={"event": "drain"})
-        if share is not None and not broken:
-            share.hand_over()
-        _drain(self._service, timeout)
+        _hand_over(self._settings.daemon, self._pages, None if broken else share, self._service)
         broken = self._broken(table) or broken
         if broken:
             raise Unavailable(f"{broken}; this daemon ends, start it again: acknowledged rows are in the log")
+
+
+def _serve_fleet(
+    settings: Settings,
+    environ: Mapping[str, str],
+    place: Place,
+    guard: Guard,
+    stop: threading.Event,
+    pages: DaemonPages,
+    ready: Callable[[str], None],
+) -> None:
+    """Serve every table that `settings` names until `stop`. Raises: errors of `serve`."""
+    daemon, clock, ask = settings.daemon, wal.SystemClock(), asking(settings, environ)
+    if not place.endpoint:  # peers, notes and placement need it before the daemon listens
+        (port,) = ports_of(daemon.host, daemon.port, 1)
+        daemon = daemon.model_copy(update={"port": port})
+        place.endpoint = addresses.endpoint_of(daemon.host, port, addresses.scheme_of(daemon.tls_cert))
+        place.endpoints = [place.endpoint]
+    claimant = Claimant(daemon=True, peers=place.endpoints)
+
+    def address_of(name: str) -> str:
+        return settings.of_table(name).table.uri
+
+    def known() -> dict[str, str]:
+        return {name: address_of(name) for name in table_names(settings, environ)}
+
+    def opened(name: str) -> Table:
+        of_table = settings.of_table(name)
+        table = open_table(of_table, environ, ask=ask, claim=False, claimant=claimant, lazy=True, name=name)
+        table.announce(place.endpoint, name)
+        return table
+
+    with ExitStack() as stack:
+        share = Balancer(place.endpoint, place.endpoints, clock, Access.of(settings), daemon.read_ahead)
+        fleet = Fleet(known, address_of, opened, share, clock, settings.fleet.idle_after)
+        stack.callback(fleet.close)
+        pages.health.hold("claiming", "the other daemons are being asked for their regions")
+        pages.shows(fleet)
+        service = _listen(daemon, place, fleet, guard, pages)
+        _start(share, place, place.address, stack)
+        while not stop.is_set() and not share.wait_settled(LOOK_EVERY):
+            if share.refusal is not None:
+                raise share.refusal
+        pages.serves(share)
+        ready(place.endpoint)
+        _LOG.info("serving %d tables at %s", len(fleet.names), place.endpoint, extra={"event": "serving"})
+        while not stop.wait(LOOK_EVERY):
+            fleet.look()
+        _hand_over(daemon, pages, share, service)
+
+
+def _listen(daemon: DaemonSettings, place: Place, tables: Tables, guard: Guard, pages: DaemonPages) -> FlightService:
+    """Answer calls to `tables` from now on. Raises: Invalid if the port is in use."""
+    host, port, scheme = daemon.host, daemon.port, addresses.scheme_of(daemon.tls_cert)
+    try:
+        at = addresses.endpoint_of(host, port, scheme)
+        service = FlightService(tables, at, place, guard, Limits(daemon), pages.events)
+    except OSError as error:
+        text = f"daemon.port: cannot listen on {host}:{port} ({error}); choose another port, or 0"
+        raise Invalid(text) from None
+    if not place.endpoint:
+        place.endpoint = addresses.endpoint_of(host, service.port, scheme)
+        place.endpoints = [place.endpoint]
+    return service
+
+
+def _start(share: Balancer, place: Place, address: str, stack: ExitStack) -> None:
+    """Start `share`, until `stack` ends."""
+    place.heard, place.look, place.gives = share.heard, share.look, share.gives
+    share.start(address)
+    stack.callback(share.stop)
+
+
+def _hand_over(daemon: DaemonSettings, pages: DaemonPages, share: Balancer | None, service: FlightService) -> None:
+    """Hand the regions over, and wait for running calls."""
+    pages.health.hold("draining", "this daemon is ending and takes nothing new")
+    _LOG.info("draining for up to %g s", daemon.drain_timeout, extra={"event": "drain"})
+    if share is not None:
+        share.hand_over()
+    _drain(service, daemon.drain_timeout)
 
 
 def _close(table: Table) -> None:
@@ -258,12 +335,14 @@ def _supervised(
         http_ready(f"{scheme}://{addresses.url_host(section.host)}:{section.http_port + number}")
     workers = worker_settings(settings, ports_of(section.host, section.port, section.workers))
     claimant = Claimant(take_over, daemon=True, peers=workers[0].daemon.endpoints)
-    refuse_served(settings, environ, claimant, asking(settings, environ), clock)
+    if not settings.is_fleet:
+        refuse_served(settings, environ, claimant, asking(settings, environ), clock)
     return Supervisor(workers, clock).run(stop, ready)
 
 
 def _listening_http(settings: Settings, pages: DaemonPages, place: Place, guard: Guard, stack: ExitStack) -> str:
     """Serve the pages over HTTP until `stack` ends; return their URL. Raises: Invalid if the port is in use."""
+    from memwal.ingest.service.daemon.fleet_live import FleetSource
     from memwal.ingest.service.daemon.live import DaemonSource
     from memwal.ingest.service.ops.http_server import HttpServer
     from memwal.ingest.service.ops.live import Live
@@ -273,10 +352,15 @@ def _listening_http(settings: Settings, pages: DaemonPages, place: Place, guard:
     pages.scrape.add(storage := StorageCollector(settings.cost))
     pages.scrape.add(RefusedCollector(guard.refused))
     rates = StorageRates(storage, settings.cost, clock)
-    source = DaemonSource(pages, place, settings.table.uri, Access.of(settings), clock, rates)
-    live = Live("daemon", source, pages.events, clock)
-    setting, acts = "daemon.http_port", pages.acts()
-    server = HttpServer(host, port, pages.pages(), guard, setting=setting, live=live, acts=acts)
+    access = Access.of(settings)
+    if settings.is_fleet:
+        fleet = FleetSource(pages, place, access, clock, rates)
+        live = Live("daemon", fleet, pages.events, clock, fleet)
+    else:
+        source = DaemonSource(pages, place, settings.table.uri, access, clock, rates)
+        live = Live("daemon", source, pages.events, clock)
+    served: dict[str, Any] = {"live": live, "acts": pages.acts(), "of_tables": pages.of_tables()}
+    server = HttpServer(host, port, pages.pages(), guard, setting="daemon.http_port", **served)
     stack.callback(server.close)
     live.start()
     stack.callback(live.stop)

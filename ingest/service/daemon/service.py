@@ -1,4 +1,4 @@
-"""The daemon's Arrow Flight service: a `Table` behind one kind of call, DoExchange.
+"""The daemon's Arrow Flight service: its tables behind one kind of call, DoExchange.
 
 The command of the descriptor is a JSON object (`rpc.wire`). `op` names the operation; the other fields are those of
 the operation. `FlightService.operations` is the table of operations, with the role that a caller needs.
@@ -22,11 +22,14 @@ the operation. `FlightService.operations` is the table of operations, with the r
     commit, create_index {"column", "kind", "parameters"}, drop_index {"name"}   for all regions
     schema {"look"}                          the description of the table; "look": checks storage for changed columns
         first
-    regions                                  the regions here; answered during their claims, too
+    regions                                  the regions here; answered during their claims, too. In a fleet without
+        "table_name": of every open table, by name, in "tables"
+    tables                                   the tables of the daemon
+    create                                   creates the table `table_name` from the template of the fleet
     release {"region", "flush", "read"}      releases a region so that the caller can claim it; the caller has read its
         log up to position "read"
     look                                     makes the daemon check the caller, a peer with a changed state
-    `from`, on the last three: the endpoint of the calling peer
+    `from`, on "regions", "release" and "look": the endpoint of the calling peer
 
 After the request of a put, write or delete, the rows follow as the stream of the call, with a closing message
 (`rpc.wire`). Nothing is applied before it. The answer is a stream of rows (all reads but count, and changes) or one
@@ -36,6 +39,7 @@ the caller cancels the call, work that has not begun by then is not done.
 Several daemons may share a table, each with some of its regions. A call that names a region owned elsewhere, or sends
 rows of one, fails with Unavailable and `{"reason": "not_owner" | "draining", "region", "owner", "epoch"}`; nothing was
 written. `epoch`: the owner's, 0 if it has yet to claim the region.
+`table_name`, on all: the name of the table, if the daemon serves a fleet.
 `table`, on all but "schema" and "regions": the id of the caller's table. Ports are reused, and regions of all tables
 have the same ids, so a daemon of another table rejects the call as if it did not own the region.
 Settings of [daemon] limit calls: `calls_max`, `message_max`, `put_max`, `query_timeout`, `query_memory` (`limits`).
@@ -50,7 +54,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from functools import partial, wraps
 from typing import Any, ClassVar, TypeVar
@@ -71,17 +75,19 @@ from memwal.ingest.engine.api.tokens import Token
 from memwal.ingest.engine.region.state import Backlog
 from memwal.ingest.engine.table.embedded import Table
 from memwal.ingest.errors import Invalid, MemWalError, Unavailable, UnknownOutcome
-from memwal.ingest.refusals import being_resized, expect_routing, wrong_table
+from memwal.ingest.refusals import being_resized, expect_routing
 from memwal.ingest.service.daemon import fields
 from memwal.ingest.service.daemon.limits import Calls, Limits, classified, why_refused
 from memwal.ingest.service.daemon.operations import Operation, reads, span_of
 from memwal.ingest.service.daemon.peers import Place
+from memwal.ingest.service.daemon.placement import TableRegion
+from memwal.ingest.service.daemon.tables import Tables
 from memwal.ingest.service.ops.events import RecentEvents
 from memwal.ingest.service.rpc import trace_headers
-from memwal.ingest.service.rpc.guard import AccessLog, Guard, role_of
+from memwal.ingest.service.rpc.guard import AccessLog, Grant, Guard, grant_of
 from memwal.ingest.service.rpc.wire import raise_over_flight, read_closed, unpack, unpack_rows
 from memwal.ingest.settings.sections import DaemonSettings
-from memwal.wal import named
+from memwal.wal import SystemClock, named
 
 T = TypeVar("T")
 _EVENTS = 20
@@ -93,12 +99,11 @@ def _answering(method: Callable[..., T]) -> Callable[..., T]:
 
     @wraps(method)
     def wrapped(self: FlightService, *args: Any) -> T:
-        table = self.table
         try:
             with tracing.continued(trace_headers.received(args[0])) if tracing.on else tracing.OFF:
                 return method(self, *args)
         except BaseException as error:
-            told = self.told(classified(error), table)
+            told = classified(error)
             if (why := why_refused(told)) is not None:
                 self._guard.refused.add("flight", why)
             raise_over_flight(told)
@@ -108,14 +113,14 @@ def _answering(method: Callable[..., T]) -> Callable[..., T]:
 
 
 class FlightService(flight.FlightServerBase):  # type: ignore[misc]
-    """The Flight server of one table. `table` is replaced after a resize.
+    """The Flight server of a daemon's tables.
 
     Thread safety. gRPC calls the handlers from many threads; `Table` accepts calls from all of them.
     """
 
     def __init__(
         self,
-        table: Table,
+        tables: Tables,
         location: str,
         place: Place | None = None,
         guard: Guard | None = None,
@@ -131,18 +136,9 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         self._events = events
         self._guard, self._limits = guard or Guard(), limits or Limits(DaemonSettings())
         self.calls = Calls(self._limits.daemon.calls_max)
-        self._log = AccessLog(table.regions.context.clock)
-        self.table, self._place = table, place or Place()
+        self._log = AccessLog(SystemClock())
+        self.tables, self._place = tables, place or Place()
         super().__init__(location, **trace_headers.taking_headers(self._guard.flight_options()))
-
-    def told(self, error: MemWalError, table: Table) -> MemWalError:
-        """Return `error` of a call to `table` as the caller should see it: a resize becomes a pause."""
-        if isinstance(error, UnknownOutcome):
-            return error
-        try:
-            return being_resized(table.base.uri) if table.closed else table.resizing.told(error)
-        except Exception:  # noqa: BLE001 - storage does not answer: keep the error
-            return error
 
     # ---- calls ---------------------------------------------------------------------------------------------------
 
@@ -155,16 +151,18 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         writer: flight.MetadataRecordBatchWriter,
     ) -> None:
         operation, request, rows = self._request(descriptor.command)
-        with self.calls.enter() if operation.counted else nullcontext():
-            operation.expect_permitted(role_of(context, self._guard), request, context.peer(), self._log)
-            self._take_rows(operation, request, rows, reader)
+        with ExitStack() as stack:
+            if operation.counted:
+                stack.enter_context(self.calls.enter())
+            grant = self._permitted(operation, request, context)
+            table = stack.enter_context(self._table_of(operation, request, grant))
+            self._take_rows(operation, request, rows, reader, table)
             explanations = list[Explanation]()
             if request.pop("explain", None):
                 request["explain"] = explanations.append
-            clock = self.table.regions.context.clock
-            gone = context.is_cancelled
+            gone, clock = context.is_cancelled, table.regions.context.clock if table else SystemClock()
             caller = self._limits.reader(gone, clock.monotonic) if operation.bounded else Caller(gone)
-            answer = caller.run(partial(self._handled, operation, request))
+            answer = caller.run(partial(self._handled, operation, table, request))
             if isinstance(answer, pa.Table):
                 writer.begin(answer.schema)
                 writer.write_table(answer)
@@ -185,8 +183,9 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         if action.type not in protocol.ASK_WHO:
             protocol.expect_caller(None)
         operation, request, _ = self._request(action.body, action.type)
-        operation.expect_permitted(role_of(context, self._guard), request, context.peer(), self._log)
-        return iter([_message(self._handled(operation, request))])
+        grant = self._permitted(operation, request, context)
+        with self._table_of(operation, request, grant) as table:
+            return iter([_message(self._handled(operation, table, request))])
 
     @_answering
     def _of_version_1(self, *_: Any) -> None:
@@ -208,71 +207,95 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         """Return the operation that a command names, its fields, and its encoded rows. `named`: the operation, if the
         command names none.
 
-        Raises: Invalid; Unavailable for another table.
+        Raises: Invalid.
         """
         self._limits.take_message(len(command or b""))
         request, rows = unpack(command or b"")
         request["op"] = named or request.get("op", request.pop("act", None))
-        operation = fields.expect(request, self.operations)
-        meant, table = request.pop("table", None), self.table
-        if meant not in (None, table.id):
-            raise wrong_table(table.base.uri)
-        return operation, request, rows
+        return fields.expect(request, self.operations), request, rows
 
-    def _take_rows(self, operation: Operation, request: dict[str, Any], encoded: memoryview, reader: Any) -> None:
+    def _permitted(self, operation: Operation, request: dict[str, Any], context: flight.ServerCallContext) -> Grant:
+        """Return the rights of the caller. Raises: Invalid if they do not permit `request`."""
+        grant = grant_of(context, self._guard)
+        operation.expect_permitted(grant, request, context.peer(), self._log)
+        if operation.of_daemon:
+            request["covers"] = grant.covers
+        return grant
+
+    @contextmanager
+    def _table_of(self, operation: Operation, request: dict[str, Any], grant: Grant) -> Iterator[Table | None]:
+        """Return the context of a call to the table that `request` names; None if the call names none.
+
+        Errors in it become those that the caller should see: a resize becomes a pause.
+        """
+        if operation.of_daemon:
+            yield None
+            return
+        with self.tables.using(request.get("table_name"), request.pop("table", None), grant.covers) as table:
+            try:
+                yield table
+            except Exception as error:
+                raise _told(classified(error), table) from error
+
+    def _take_rows(
+        self, operation: Operation, request: dict[str, Any], encoded: memoryview, reader: Any, table: Table | None
+    ) -> None:
         """Add the rows that the caller sends to `request`. Raises: Invalid; errors of `read_closed`."""
         sends = operation.sends
         if bool(encoded) != (sends in ("keys", "vector")):
             raise Invalid(
                 f"not a request of memwal: {request['op']} {'takes no rows' if encoded else 'lacks its rows'}"
             )
+        if sends is None:
+            return
+        assert table is not None
         if sends == "rows":
-            request["rows"] = read_closed(reader, request.get("rows"), self._limits.counted(self.table.schema))
-        elif sends is not None:
+            request["rows"] = read_closed(reader, request.get("rows"), self._limits.counted(table.schema))
+        else:
             rows = unpack_rows(encoded)
-            self._limits.take_keys(rows, self.table.schema)
+            self._limits.take_keys(rows, table.schema)
             request[sends] = rows if sends == "keys" else rows.column(0).combine_chunks()
 
-    def _handled(self, operation: Operation, request: dict[str, Any]) -> Any:
+    def _handled(self, operation: Operation, table: Table | None, request: dict[str, Any]) -> Any:
         with span_of(operation, request) as span:
-            answer = operation.handle(self, request)
+            answer = operation.handle(self, table, request)
             if span is not None and isinstance(answer, pa.Table):
                 tracing.note(span, rows=answer.num_rows, bytes=answer.nbytes)
             return answer
 
     # ---- operations ----------------------------------------------------------------------------------------------
 
-    def _read(self, request: dict[str, Any]) -> Any:
-        op, of = request["op"], self._of(request)
+    def _read(self, table: Table, request: dict[str, Any]) -> Any:
+        op, of = request["op"], self._of(table, request)
         return getattr(of, op)(**{name: request[name] for name in self.operations[op].fields if name in request})
 
-    def _of(self, request: dict[str, Any]) -> Reads:
+    def _of(self, table: Table, request: dict[str, Any]) -> Reads:
         """Return the reads of the regions that `request` names, and remove `regions` and `routing` from it."""
-        regions, routing, table = request.pop("regions", None), request.pop("routing", None), self.table
+        regions, routing = request.pop("regions", None), request.pop("routing", None)
         expect_routing(table.base.uri, routing, table.base.routing_version)
         if (version := request.pop("at", None)) is not None:
             return table.at(whole("at", version, 1, ROWS_MAX))
         return table if regions is None else table.only([UUID(region) for region in regions])
 
-    def _versions(self, _: dict[str, Any]) -> dict[str, Any]:
-        versions = [[each["version"], each["timestamp"].timestamp()] for each in self.table.list_versions()]
-        return {"versions": versions, "tags": self.table.list_tags()}
+    def _versions(self, table: Table, _: dict[str, Any]) -> dict[str, Any]:
+        versions = [[each["version"], each["timestamp"].timestamp()] for each in table.list_versions()]
+        return {"versions": versions, "tags": table.list_tags()}
 
-    def _tag(self, request: dict[str, Any]) -> None:
+    def _tag(self, table: Table, request: dict[str, Any]) -> None:
         if (version := request.get("version")) is None:
-            return self.table.drop_tag(request["name"])
-        return self.table.create_tag(request["name"], version, replace=bool(request.get("replace")))
+            return table.drop_tag(request["name"])
+        return table.create_tag(request["name"], version, replace=bool(request.get("replace")))
 
-    def _changes(self, request: dict[str, Any]) -> pa.Table:
-        return packed(self.table.stored_changes.piece(ChangesRequest.of_json(request)))
+    def _changes(self, table: Table, request: dict[str, Any]) -> pa.Table:
+        return packed(table.stored_changes.piece(ChangesRequest.of_json(request)))
 
-    def _put(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _put(self, table: Table, request: dict[str, Any]) -> dict[str, Any]:
         token, nulls = Token(request["producer"], request["sequence"]), fields.names(request, "nulls")
         region, routing = UUID(request["region"]), request["routing"]
-        return asdict(self.table.put_region(region, request["rows"], token, routing, nulls))
+        return asdict(table.put_region(region, request["rows"], token, routing, nulls))
 
-    def _write(self, request: dict[str, Any]) -> dict[str, Any]:
-        table, rows = self.table, request["rows"]  # a resize may replace the table at any moment
+    def _write(self, table: Table, request: dict[str, Any]) -> dict[str, Any]:
+        rows = request["rows"]
         expect_routing(table.base.uri, request.get("routing"), table.base.routing_version)
         options: dict[str, Any] = {
             "token": Token.parse(request["token"]),
@@ -289,79 +312,99 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
             return asdict(table.delete(rows, **options))
         return asdict(table.put_of_client(rows, fields.names(request, "nulls"), **options))
 
-    def _applied(self, request: dict[str, Any]) -> Sequence[int | None]:
-        table = self.table
+    def _applied(self, table: Table, request: dict[str, Any]) -> Sequence[int | None]:
         expect_routing(table.base.uri, request["routing"], table.base.routing_version)
         return table.applied(request["producer"], map(UUID, request["regions"]), logged=bool(request.get("logged")))
 
-    def _flush(self, request: dict[str, Any]) -> None:
-        table, named = self.table, request.get("regions")
+    def _flush(self, table: Table, request: dict[str, Any]) -> None:
+        named = request.get("regions")
         expect_routing(table.base.uri, request.get("routing"), table.base.routing_version)
         table.flush() if named is None else table.upkeep.flush(table.regions.of(map(UUID, named)), every=True)
 
-    def _record(self, request: dict[str, Any]) -> dict[str, int]:
-        table, token = self.table, Token.parse(request["token"])
+    def _record(self, table: Table, request: dict[str, Any]) -> dict[str, int]:
+        token = Token.parse(request["token"])
         if token is None:
             raise Invalid("record: the token is missing")
         expect_routing(table.base.uri, request["routing"], table.base.routing_version)
         regions = map(UUID, request["regions"])
         return table.writes.record(token, durable=request["durable"], timeout=None, regions=regions)
 
-    def _schema(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _schema(self, table: Table, request: dict[str, Any]) -> dict[str, Any]:
         if request.get("look"):  # the caller has rows with unknown columns
-            self.table.look()
-        return {**fields.described(self.table), **self._regions()}
+            table.look()
+        return {**fields.described(table), **self._here(), **_regions(table)}
 
-    def _looked_at(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _looked_at(self, _: None, request: dict[str, Any]) -> dict[str, Any]:
+        """Return the regions here, of one table if it is named or the only one, else of every open table.
+
+        A caller that names a table is also told which of its regions the next call claims here.
+        """
         if request.get("from"):
             self._place.heard(request["from"])
-        upkeep = self.table.upkeep
-        waiting = asdict(Backlog.of_all(upkeep.waiting()))
-        claiming = [str(region) for region in self.table.regions.coming]
-        return {**self._regions(), "claiming": claiming, "waiting": waiting, "base_version": upkeep.caught_up}
+        covers = request["covers"]
+        if (name := request.get("table_name")) is not None:
+            with self.tables.using(name, None, covers) as table:
+                found = _regions_and_claims(table)
+                claimable = [str(region) for region in table.regions.order if table.regions.claimable(region)]
+                return {**self._here(), **found, "claiming": [*found["claiming"], *claimable]}
+        tables = self.tables.open()
+        if "" in tables:
+            return {**self._here(), **_regions_and_claims(tables[""])}
+        told = {name: _regions_and_claims(each) for name, each in tables.items() if covers(name)}
+        return {**self._here(), "table": self._place.address, "id": None, "regions": {}, "claiming": [], "tables": told}
 
-    def _status(self, _: dict[str, Any]) -> dict[str, Any]:
+    def _status(self, table: Table, _: dict[str, Any]) -> dict[str, Any]:
         """Return the status of the table, with the newest events of this daemon, newest first."""
         newest = [] if self._events is None else self._events.newest()[:_EVENTS]
-        return self.table.status() | {"events": [event | {"daemon": self._place.endpoint} for event in newest]}
+        return table.status() | {"events": [event | {"daemon": self._place.endpoint} for event in newest]}
 
-    def _regions(self) -> dict[str, Any]:
+    def _here(self) -> dict[str, Any]:
+        place = self._place
         return {
             "protocol": str(protocol.OURS),
-            "endpoint": self._place.endpoint or None,
-            "process": self._place.process,
-            "endpoints": list(self._place.endpoints),
-            "table": self.table.identity["table"],
-            "id": self.table.id,
-            "routing_version": self.table.base.routing_version,
-            "regions": self.table.regions.epochs,
-            "draining": self.table.regions.draining or self._place.ends(),
+            "endpoint": place.endpoint or None,
+            "process": place.process,
+            "endpoints": list(place.endpoints),
+            "draining": place.ends() or any(table.regions.draining for table in self.tables.open().values()),
         }
 
-    def _release(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _release(self, table: Table, request: dict[str, Any]) -> dict[str, Any]:
         region = UUID(request["region"])
-        if "from" in request and not self._place.gives(region, request["from"]):
+        ours = TableRegion(request.get("table_name", ""), region)
+        if "from" in request and not self._place.gives(ours, request["from"]):
             raise Unavailable(
                 f"{named(region)}: by the daemons seen here it does not belong to {request['from']}; ask again",
                 {"reason": "disagree", "region": str(region)},
             )
         if "from" in request and "flush" not in request:
-            epoch, released = self.table.give(region, int(request.get("read", 0)))
+            epoch, released = table.give(region, int(request.get("read", 0)))
             return {"epoch": epoch, "ended": None if released is None else released.to_json()}
-        return {"epoch": self.table.release(region, flush=request.get("flush"))}
+        return {"epoch": table.release(region, flush=request.get("flush"))}
+
+    def _look(self, _: None, request: dict[str, Any]) -> None:
+        self._place.look(request.get("from", ""))
+
+    def _listed(self, _: None, request: dict[str, Any]) -> dict[str, Any]:
+        listed = self.tables.listed()
+        return {**self._here(), "tables": [each for each in listed if request["covers"](each["name"])]}
+
+    def _create(self, _: None, request: dict[str, Any]) -> None:
+        self.tables.create(fields.given(request, "table_name"))
 
     operations: ClassVar[Mapping[str, Operation]] = {
         **reads(_read),
         "changes": Operation("read", _changes, "since until images columns", bounded=True),
-        "changes_position": Operation("read", lambda self, asked: self.table.changes_position(asked["at"]), "at"),
-        "base_version": Operation("read", lambda self, _: self.table.writes.base_version()),
+        "changes_position": Operation("read", lambda _, table, asked: table.changes_position(asked["at"]), "at"),
+        "base_version": Operation("read", lambda _, table, __: table.writes.base_version()),
         "versions": Operation("read", _versions),
         "tag": Operation("write", _tag, "name version replace", traced=True),
         "status": Operation("read", _status),
-        "indexes": Operation("read", lambda self, _: self.table.list_indexes()),
+        "indexes": Operation("read", lambda _, table, __: table.list_indexes()),
         "applied": Operation("read", _applied, "producer regions routing logged"),
         "schema": Operation("read", _schema, "look", needs_more={"look": "write"}),
-        "regions": Operation("read", _looked_at, "from", needs_more={"from": "admin"}, counted=False),
+        "regions": Operation("read", _looked_at, "from", needs_more={"from": "admin"}, counted=False, of_daemon=True),
+        "tables": Operation("read", _listed, of_daemon=True),
+        "create": Operation("write", _create, of_daemon=True, traced=True),
         "put": Operation("write", _put, "region producer sequence routing rows nulls", "rows", traced=True),
         "write": Operation("write", _write, "delete durable token timeout routing nulls", "rows", traced=True),
         "delete": Operation("write", _write, "filter version durable token timeout routing", "rows", traced=True),
@@ -371,22 +414,51 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         "record": Operation("write", _record, "token durable regions routing", traced=True),
         "flush": Operation("admin", _flush, "regions routing", counted=False, audited=True, traced=True),
         "commit": Operation(
-            "admin", lambda self, _: asdict(self.table.commit()), counted=False, audited=True, traced=True
+            "admin", lambda _, table, __: asdict(table.commit()), counted=False, audited=True, traced=True
         ),
         "create_index": Operation(
             "admin",
-            lambda self, asked: self.table.create_index(asked["column"], asked["kind"], **asked["parameters"]),
+            lambda _, table, asked: table.create_index(asked["column"], asked["kind"], **asked["parameters"]),
             "column kind parameters",
             audited=True,
             traced=True,
         ),
         "drop_index": Operation(
-            "admin", lambda self, asked: self.table.drop_index(asked["name"]), "name", audited=True, traced=True
+            "admin", lambda _, table, asked: table.drop_index(asked["name"]), "name", audited=True, traced=True
         ),
         "release": Operation("admin", _release, "region flush read from", counted=False, audited=True, traced=True),
-        "look": Operation("admin", lambda self, asked: self._place.look(asked.get("from", "")), "from", counted=False),
+        "look": Operation("admin", _look, "from", counted=False, of_daemon=True),
     }
 
 
 def _message(answer: Any) -> bytes:
     return json.dumps(answer, default=str).encode()
+
+
+def _regions(table: Table) -> dict[str, Any]:
+    return {
+        "table": table.identity["table"],
+        "id": table.id,
+        "routing_version": table.base.routing_version,
+        "regions": table.regions.epochs,
+    }
+
+
+def _regions_and_claims(table: Table) -> dict[str, Any]:
+    upkeep = table.upkeep
+    return {
+        **_regions(table),
+        "claiming": [str(region) for region in table.regions.coming],
+        "waiting": asdict(Backlog.of_all(upkeep.waiting())),
+        "base_version": upkeep.caught_up,
+    }
+
+
+def _told(error: MemWalError, table: Table) -> MemWalError:
+    """Return `error` of a call to `table` as the caller should see it: a resize becomes a pause."""
+    if isinstance(error, UnknownOutcome):
+        return error
+    try:
+        return being_resized(table.base.uri) if table.closed else table.resizing.told(error)
+    except Exception:  # noqa: BLE001 - storage does not answer: keep the error
+        return error

@@ -11,13 +11,12 @@ it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from uuid import UUID
+from collections.abc import Callable, Mapping, Sequence
 
 from memwal import wal
 from memwal.ingest.engine.table.embedded import Table
+from memwal.ingest.service.daemon.placement import TableRegion
 from memwal.ingest.threads import Periodic
-from memwal.wal import named
 
 _LOG = logging.getLogger("memwal.standby")
 MOST = 500
@@ -32,10 +31,10 @@ PATIENCE_BEFORE_ASKING = 0.5
 class Standby:
     """The entries read ahead of the regions that `regions` returns. Thread safety. Every method from any thread."""
 
-    def __init__(self, table: Table, regions: Callable[[], Sequence[UUID]], every: float) -> None:
-        """Prepare. `every`: seconds between two reads; 0 reads nothing."""
-        self._table, self._regions = table, regions
-        self.read: dict[UUID, wal.ReadAhead] = {}
+    def __init__(self, tables: Mapping[str, Table], regions: Callable[[], Sequence[TableRegion]], every: float) -> None:
+        """Prepare. `tables`: the open tables by name. `every`: seconds between two reads; 0 reads nothing."""
+        self._tables, self._regions = tables, regions
+        self.read: dict[TableRegion, wal.ReadAhead] = {}
         """By region, the entries read so far."""
         self._looks = Periodic("read-ahead", self._look, every)
 
@@ -48,25 +47,25 @@ class Standby:
         self._looks.stop()
         self.read.clear()
 
-    def look(self, region: UUID, most: int = MOST, patience: float = -1) -> int:
+    def look(self, region: TableRegion, most: int = MOST, patience: float = -1) -> int:
         """Read at most `most` new entries of `region` now; return the newest position read of its log.
 
-        `patience`: see `ReadAhead.look`.
+        Requires: its table is open. `patience`: see `ReadAhead.look`.
         """
-        context = self._table.regions.context
+        context = self._tables[region.table].regions.context
         known = self.read.get(region)
         if known is None or known.codec is not context.codec:
             known = wal.ReadAhead(
-                context.store, region, context.codec, clock=context.clock, options=context.wal_options
+                context.store, region.id, context.codec, clock=context.clock, options=context.wal_options
             )
             self.read[region] = known
         try:
             known.look(most, patience)
         except Exception as error:  # noqa: BLE001 - a claim reads what is missing here
-            _LOG.debug("%s cannot be read ahead, will try again: %s", named(region), error)
+            _LOG.debug("%s cannot be read ahead, will try again: %s", region, error)
         return known.position
 
-    def take(self, region: UUID) -> wal.ReadAhead | None:
+    def take(self, region: TableRegion) -> wal.ReadAhead | None:
         """Remove and return the entries read of `region`; None if nothing was read."""
         return self.read.pop(region, None)
 

@@ -20,14 +20,14 @@ from aiohttp import web
 
 from memwal.ingest.engine.table.pauses import WHATS
 from memwal.ingest.errors import Invalid
-from memwal.ingest.service.ops.answers import PATIENCE, in_a_thread, refusal, response
+from memwal.ingest.service.ops.answers import PATIENCE, STATUSES, TABLE, in_a_thread, refusal, response
 from memwal.ingest.service.ops.pages import Act, Page
-from memwal.ingest.service.rpc.guard import AccessLog, Role
+from memwal.ingest.service.rpc.guard import AccessLog, Grant
 from memwal.wal import SystemClock
 
-ROLE: web.RequestKey[Role | None] = web.RequestKey("role", object)  # type: ignore[arg-type]
-"""The role of a request's caller; None for a wrong token, which only few paths accept."""
-STATUSES = {"INVALID": 400, "UNAVAILABLE": 503, "UNKNOWN_OUTCOME": 503, "FENCED": 409}
+GRANT: web.RequestKey[Grant | None] = web.RequestKey("grant", object)  # type: ignore[arg-type]
+"""The rights of a request's caller; None for a wrong token, which only few paths accept."""
+_STATUSES = STATUSES | {"UNKNOWN_OUTCOME": 503, "FENCED": 409}
 _FIELDS: Mapping[str, tuple[str, ...]] = {"/pause": ("what", "reason"), "/resume": ("what",)}
 """Permitted fields of the body, by path."""
 
@@ -36,9 +36,12 @@ class Actions:
     """The handlers of the actions. Runs on one event loop."""
 
     def __init__(self, acts: Mapping[str, Act]) -> None:
-        """Serve `acts`, by path. Each is called with the body and the caller's address and returns what was done."""
+        """Serve `acts`, by path. Each is called with the body and the caller's address and returns what was done.
+
+        The body has the name of the table too, if the request has it as a parameter.
+        """
         self._acts = acts
-        self._running: dict[str, tuple[Any, asyncio.Future[Page]]] = {}
+        self._running: dict[tuple[str, str | None], tuple[Any, asyncio.Future[Page]]] = {}
         self._log = AccessLog(SystemClock())
 
     def add_to(self, application: web.Application) -> None:
@@ -47,19 +50,21 @@ class Actions:
             application.router.add_post(path, partial(self._answered, path, act))
 
     async def _answered(self, path: str, act: Act, request: web.Request) -> web.StreamResponse:
-        call, peer = f"POST {path}", str(request.remote)
-        if (refused := self._log.refusal(request[ROLE], "admin", call, peer)) is not None:
+        table, peer = request.query.get(TABLE), str(request.remote)
+        call = f"POST {path}" if table is None else f"POST {path}, table {table!r:.120}"
+        if (refused := self._log.refusal(request[GRANT], "admin", call, peer, table)) is not None:
             return refusal(403, refused, why="role")
         try:
             asked = await _asked(path, request)
         except Invalid as error:
             return refusal(400, error.message)
-        running = self._running.get(path)
-        joined = running is not None and not running[1].done()
-        if running is None or not joined:
+        self._running = {key: each for key, each in self._running.items() if not each[1].done()}
+        joined = (running := self._running.get((path, table))) is not None
+        if running is None:
             self._log.admin(call, peer)
-            running = asked, asyncio.wrap_future(in_a_thread(lambda: Page.of(act(asked, peer)), STATUSES))
-            self._running[path] = running
+            told = asked if table is None else asked | {TABLE: table}
+            running = asked, asyncio.wrap_future(in_a_thread(lambda: Page.of(act(told, peer)), _STATUSES))
+            self._running[path, table] = running
         elif running[0] != asked:
             return refusal(429, f"another {path} is running; ask again when it is done", "1")
         page = await asyncio.shield(running[1])

@@ -11,7 +11,7 @@ from memwal.ingest.errors import without_source_places
 
 KEPT = 100
 _LONGEST = 500
-_FIELDS = ("event", "region", "epoch", "generation", "version", "rows", "seconds")
+_FIELDS = ("event", "table", "region", "epoch", "generation", "version", "rows", "seconds")
 
 
 class RecentEvents(logging.Handler):

@@ -19,14 +19,15 @@ from urllib.parse import urlsplit
 from aiohttp import web
 
 from memwal.ingest.errors import Invalid
-from memwal.ingest.service.ops.actions import ROLE, Actions
-from memwal.ingest.service.ops.answers import IS_BRIEF, WHY, Shared, refusal, response
+from memwal.ingest.service.ops.actions import GRANT, Actions
+from memwal.ingest.service.ops.answers import IS_BRIEF, TABLE, WHY, Shared, refusal, response
 from memwal.ingest.service.ops.http_connections import CONNECTIONS, HANDSHAKE, Connections
 from memwal.ingest.service.ops.live import Live
 from memwal.ingest.service.ops.live_server import DATA, PATHS, QUERY_BYTES, LiveServer
-from memwal.ingest.service.ops.pages import Act, Page, Render
-from memwal.ingest.service.rpc.guard import REFUSED, Guard, Why
+from memwal.ingest.service.ops.pages import Act, OfTable, Page, Render
+from memwal.ingest.service.rpc.guard import REFUSED, AccessLog, Guard, Why
 from memwal.ingest.settings.endpoints import url_host
+from memwal.wal import SystemClock
 
 ALIVE = "/health/livez"
 OPEN = frozenset({ALIVE, *PATHS})
@@ -34,6 +35,8 @@ OPEN = frozenset({ALIVE, *PATHS})
 BRIEF = frozenset({"/health/readyz"})
 """Paths that return only their status to a caller without a token: Kubernetes probes cannot send a secret, and the
 reasons name regions and storage. These callers cause at most one request to storage per `BRIEF_AGE` of `answers`."""
+LISTS = frozenset({"/tables"})
+"""Paths that return only what concerns the tables of the caller's token."""
 _WHY: Mapping[int, Why] = {401: "token", 403: "site", 413: "size", 429: "busy", 504: "time"}
 """Reasons by the status of a rejecting answer. Any other status from 400 to 499 means "invalid"."""
 PROBES = frozenset({ALIVE, *BRIEF})
@@ -59,19 +62,21 @@ class HttpServer:
         setting: str,
         live: Live | None = None,
         acts: Mapping[str, Act] | None = None,
+        of_tables: Mapping[str, OfTable] | None = None,
         connections_max: int = CONNECTIONS,
     ) -> None:
         """Listen on `host` and `port` (0: any free port).
 
         `setting`: name of the port in errors. `live`: data of the page at /, which is served with it; it must be
-        started. `acts`: see `Actions`. `connections_max`: concurrent connections. Raises: Invalid if the port is in
-        use.
+        started. `acts`: see `Actions`. `of_tables`: the pages of one of several tables, by path. `connections_max`:
+        concurrent connections. Raises: Invalid if the port is in use.
         """
         self._guard, self._host, self._connections_max = guard, host, connections_max
+        self._log = AccessLog(SystemClock())
         self._loop = asyncio.new_event_loop()
         application = web.Application(middlewares=[self._guarded], client_max_size=QUERY_BYTES)
         for path, render in pages.items():
-            application.router.add_get(path, Shared(path, render).answer)
+            application.router.add_get(path, Shared(path, render, (of_tables or {}).get(path)).answer)
         if live is not None:
             LiveServer(live).add_to(application)
         Actions(acts or {}).add_to(application)
@@ -134,11 +139,15 @@ class HttpServer:
         if (foreign := self._foreign(request)) is not None:
             return refusal(403, foreign)
         given = request.headers.get("Authorization")
-        role = self._guard.role(given)
-        admitted, request[ROLE] = role is not None, role
+        grant = self._guard.grant(given)
+        admitted, request[GRANT] = grant is not None, grant
         request[IS_BRIEF] = not admitted and given is None and request.path in BRIEF
         if not (admitted or request[IS_BRIEF] or request.path in OPEN):
             return response(Page.of({"error": REFUSED}, 401), {"WWW-Authenticate": "Bearer"})
+        if grant is not None and request.path not in (*OPEN, *BRIEF, *LISTS):
+            table = request.query.get(TABLE)
+            if (refused := self._log.refusal(grant, "read", request.path, str(request.remote), table)) is not None:
+                return refusal(403, refused, why="role")
         if (request.content_length or 0) > QUERY_BYTES:  # reject before reading
             return refusal(413, f"the body is longer than {QUERY_BYTES} bytes")
         try:
@@ -154,7 +163,7 @@ class HttpServer:
         otherwise."""
         host = request.headers.get("Host", "")  # `request.host` would look up the system's host name without it
         named = None if self._guard.tokens or request.path == ALIVE else other_name(host, self._host)
-        asks = request.path in DATA or request.method == "POST"
+        asks = request.path in DATA | LISTS or request.method == "POST"
         return named or (other_site(request.headers) if asks else None)
 
 

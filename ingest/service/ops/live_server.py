@@ -17,8 +17,10 @@ from importlib.resources import files
 from aiohttp import web
 
 from memwal.ingest.caller import Caller
-from memwal.ingest.service.ops.answers import PATIENCE, SERVER, Shared, in_a_thread, refusal, response
-from memwal.ingest.service.ops.live import Live
+from memwal.ingest.errors import Invalid
+from memwal.ingest.service.ops.actions import GRANT
+from memwal.ingest.service.ops.answers import PATIENCE, SERVER, TABLE, Shared, in_a_thread, refusal, response
+from memwal.ingest.service.ops.live import Live, Parts
 from memwal.ingest.service.ops.pages import Page
 
 READERS = 8
@@ -34,7 +36,7 @@ _TYPES = {
 }
 FILES = (
     *("index.html", "page.css", "page.js", "tiles.js", "regions.js", "lists.js", "draw.js", "query.js", "text.js"),
-    *("icon.svg", "uplot/uPlot.iife.min.js", "uplot/uPlot.min.css"),
+    *("tables.js", "icon.svg", "uplot/uPlot.iife.min.js", "uplot/uPlot.min.css"),
 )
 PATHS = {"/": "index.html"} | {f"/page/{name}": name for name in FILES if name != "index.html"}
 """The files of the page, by path."""
@@ -65,14 +67,14 @@ class LiveServer:
 
     def __init__(self, live: Live) -> None:
         self._live = live
-        self._ticks = _Ticks(live)
-        self._message = Shared("/live", lambda: Page.of(live.message()))
+        self._ticks: dict[str | None, _Ticks] = {}
+        self._message = Shared("/live", lambda: Page.of(live.message()), lambda name: Page.of(live.of(name).message()))
         self._asking: asyncio.Future[Page] | None = None
 
     def add_to(self, application: web.Application) -> None:
         """Add the paths of the page."""
         router = application.router
-        application.on_shutdown.append(self._ticks.stop)
+        application.on_shutdown.append(self._stop)
         folder = files("memwal.ingest.service.ops") / "page"
         for path, name in PATHS.items():
             page = Page((folder / name).read_bytes(), _TYPES[name.rpartition(".")[2]])
@@ -80,23 +82,46 @@ class LiveServer:
         router.add_get("/live", self._message.answer)
         router.add_get("/live/events", self._events, allow_head=False)
         router.add_post("/query", self._query)
+        if (parts := self._live.parts) is not None:
+            router.add_get("/tables", partial(self._tables, parts))
+
+    @property
+    def readers(self) -> int:
+        """The number of readers of /live/events."""
+        return sum(ticks.readers for ticks in self._ticks.values())
+
+    async def _stop(self, _: web.Application) -> None:
+        for ticks in self._ticks.values():
+            ticks.stop()
+
+    async def _tables(self, parts: Parts, request: web.Request) -> web.StreamResponse:
+        asked, grant = dict(request.query), request[GRANT]
+        assert grant is not None
+        return response(await asyncio.wrap_future(in_a_thread(lambda: Page.of(parts.listed(asked, grant.covers)))))
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
-        if self._ticks.readers >= READERS:
+        if self.readers >= READERS:
             return refusal(503, f"{READERS} pages are open already; close one, or read /live", "5", "busy")
-        stream = web.StreamResponse(headers=_OF_EVENTS)
-        self._ticks.readers += 1
+        name = request.query.get(TABLE)
         try:
-            first = await self._ticks.rendered(0)
+            live = self._live.of(name)
+        except Invalid as error:
+            return refusal(400, error.message)
+        self._ticks = {each: ticks for each, ticks in self._ticks.items() if ticks.readers}
+        ticks = self._ticks.setdefault(name, _Ticks(live))
+        stream = web.StreamResponse(headers=_OF_EVENTS)
+        ticks.readers += 1
+        try:
+            first = await ticks.rendered(0)
             await stream.prepare(request)
             while True:
                 await asyncio.wait_for(stream.write(first), PATIENCE)
-                first = await self._ticks.next()
+                first = await ticks.next()
         except (ConnectionError, TimeoutError):  # gone, or not reading: drop its buffered data
             if request.transport is not None:
                 request.transport.abort()
         finally:
-            self._ticks.readers -= 1
+            ticks.readers -= 1
         return stream
 
     async def _query(self, request: web.Request) -> web.StreamResponse:
@@ -114,8 +139,12 @@ class LiveServer:
             return refusal(400, 'the query is not a JSON object; write {"filter": "…"}')
         if self._asking is not None and not self._asking.done():
             return refusal(429, "another query is running; this process answers one at a time", "1")
-        caller, ask = Caller(), partial(self._live.source.ask, asked)
-        self._asking = asyncio.wrap_future(in_a_thread(partial(caller.run, ask), {"INVALID": 400, "UNAVAILABLE": 503}))
+        try:
+            live = self._live.of(request.query.get(TABLE))
+        except Invalid as error:
+            return refusal(400, error.message)
+        caller, ask = Caller(), partial(live.source.ask, asked)
+        self._asking = asyncio.wrap_future(in_a_thread(partial(caller.run, ask)))
         try:
             return response(await asyncio.wait_for(asyncio.shield(self._asking), QUERY_SECONDS))
         except TimeoutError:
@@ -147,7 +176,7 @@ class _Ticks:
         page = await asyncio.wrap_future(in_a_thread(lambda: Page.of(self._live.message(since))))
         return b"data: " + page.body + b"\n"  # the body ends a line, and an empty line ends an event
 
-    async def stop(self, _: web.Application) -> None:
+    def stop(self) -> None:
         """Stop rendering messages."""
         if self._running is not None:
             self._running.cancel()

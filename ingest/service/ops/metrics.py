@@ -23,6 +23,9 @@ from memwal.ingest.service.rpc.guard import WAYS, Refused
 
 Kind = Literal["counter", "gauge", "histogram"]
 Read = str | Callable[[Any], Any]
+Numbers = Mapping[Any, float]
+"""A value as numbers: by the value of `by`; a histogram by upper bound, cumulative, and its total; else by ""."""
+_TOTAL = "total"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -41,6 +44,8 @@ class Declared:
     read: Read
     by: str = ""
     """Labels besides that of the group: a name, or several separated by commas."""
+    fold: Literal["sum", "max", ""] = "sum"
+    """How a fleet combines the values of regions and tables; "": it does not export the metric."""
 
     @property
     def labels(self) -> list[str]:
@@ -52,6 +57,37 @@ class Declared:
         if not isinstance(self.read, str):
             return self.read(of)
         return of[self.read] if isinstance(of, Mapping) else getattr(of, self.read)
+
+    def numbers(self, of: Any) -> Numbers:
+        """Return the value from `of` as numbers."""
+        value = self.value(of)
+        if self.by:
+            return dict(value)
+        return {**dict(value.buckets()), _TOTAL: value.total} if isinstance(value, Histogram) else {"": value}
+
+    def folded(self, objects: Iterable[Any]) -> Numbers:
+        """Return the values from several objects, combined by `fold`. A value that is NaN counts as missing."""
+        found: dict[Any, float] = {}
+        for of in objects:
+            for key, number in self.numbers(of).items():
+                before = found.get(key, number)
+                larger = number if before != before else before if number != number else max(before, number)
+                found[key] = found.get(key, 0.0) + number if self.fold == "sum" else larger
+        return found
+
+    def family(self, found: Mapping[str, Numbers], label: str) -> Metric:
+        """Return the metric with the numbers of each object, by its name. `label`: see `families`."""
+        family: Any = _FAMILIES[self.kind](self.name, self.meaning, labels=[*([label] if label else []), *self.labels])
+        for name, numbers in found.items():
+            of = [name] if label else []
+            if self.kind == "histogram":
+                buckets = [(bound, count) for bound, count in numbers.items() if bound != _TOTAL]
+                family.add_metric(of, buckets, numbers.get(_TOTAL, 0.0))
+                continue
+            for by, number in numbers.items():
+                family.add_metric([*of, *(([by] if isinstance(by, str) else by) if self.by else ())], number)
+        found_family: Metric = family
+        return found_family
 
 
 counter, gauge, histogram = partial(Declared, "counter"), partial(Declared, "gauge"), partial(Declared, "histogram")
@@ -107,6 +143,7 @@ COUNTED = (
         "poison; /status has the text",
         lambda meter: [(step, 0.0 if error is None else error.at) for step, error in meter.last_errors.items()],
         by="what",
+        fold="max",
     ),
 )
 """Metrics read from a `RegionMeter`."""
@@ -118,10 +155,15 @@ HELD = (
         lambda state: [(name, float(name == state["state"])) for name in _STATES],
         by="state",
     ),
-    gauge("memwal_writer_epoch", "writer epoch of the region", "epoch"),
-    gauge("memwal_wal_position", "position of the newest WAL entry of the region", "wal_position"),
-    gauge("memwal_replay_after", "position of the newest WAL entry whose rows are in a published SST", "replay_after"),
-    gauge("memwal_generation", "generation of the active memtable", "generation"),
+    gauge("memwal_writer_epoch", "writer epoch of the region", "epoch", fold=""),
+    gauge("memwal_wal_position", "position of the newest WAL entry of the region", "wal_position", fold=""),
+    gauge(
+        "memwal_replay_after",
+        "position of the newest WAL entry whose rows are in a published SST",
+        "replay_after",
+        fold="",
+    ),
+    gauge("memwal_generation", "generation of the active memtable", "generation", fold=""),
     gauge("memwal_memtable_rows", "rows in the memtables of the region", "memtable_rows"),
     gauge("memwal_memtable_bytes", "bytes of the memtables of the region, indexes included", "memtable_bytes"),
     gauge(
@@ -135,6 +177,7 @@ HELD = (
         "committed (in the base table); 0 if all have",
         lambda state: sorted(state["behind"].items()),
         by="level",
+        fold="max",
     ),
     gauge("memwal_pending_ssts", "SSTs that are published but not committed", lambda state: len(state["ssts"])),
     gauge("memwal_pending_sst_rows", "rows of these SSTs", _pending("rows")),
@@ -159,12 +202,38 @@ COMMITTED = (
 )
 """Metrics read from a `CommitMeter`."""
 
+LIMITED = (
+    counter(
+        "memwal_refused_puts",
+        "puts that a limit of the table has refused. reason: the setting, such as table.put_rate_max",
+        lambda meters: sorted(meters.refusals.items()),
+        by="reason",
+    ),
+    counter(
+        "memwal_throttled_puts",
+        "puts that have waited for `table.put_rate_max`",
+        "throttled_puts",
+    ),
+    counter(
+        "memwal_throttled_seconds",
+        "total time that puts have waited for `table.put_rate_max`",
+        "throttled_seconds",
+    ),
+)
+"""Metrics read from the `Meters` of a table."""
+
 TABLE = (
-    gauge("memwal_base_version", "version of the base table that this process saw last", "base_version"),
+    gauge("memwal_base_version", "version of the base table that this process saw last", "base_version", fold="max"),
+    gauge(
+        "memwal_table_memory_bytes",
+        "bytes of the table's memtables that hold rows, and of cached SSTs; `table.memory_max` limits them",
+        lambda t: t.memory.bytes,
+    ),
     gauge(
         "memwal_commit_interval_seconds",
         "time between two commits (`commit.interval`); 0 = on demand only",
         lambda t: t.upkeep.commit_interval,
+        fold="max",
     ),
     gauge(
         "memwal_unsupported_columns",
@@ -182,6 +251,7 @@ TABLE = (
         "memwal_storage_factor",
         "all these bytes divided by those of the newest version; NaN before they are measured",
         lambda t: float("nan") if t.upkeep.space is None else t.upkeep.space.factor,
+        fold="max",
     ),
 )
 """Metrics read from an `embedded.Table`."""
@@ -193,9 +263,20 @@ PAUSED = (
         "itself)",
         lambda paused: [(what, float(what in paused)) for what in WHATS],
         by="what",
+        fold="max",
     ),
 )
 """Metrics read from `table.pauses.Paused`."""
+
+FLEET = (
+    gauge(
+        "memwal_tables",
+        "tables of the fleet that this daemon knows. state: serving (open here), idle or broken",
+        lambda counts: sorted(counts.items()),
+        by="state",
+    ),
+)
+"""Metrics read from the number of tables by state."""
 
 BUILD = (
     gauge(
@@ -221,18 +302,7 @@ REFUSED = (
 def families(declared: Iterable[Declared], objects: Mapping[str, Any], label: str = "") -> Iterator[Metric]:
     """Yield each metric with one sample per object. `label`: the label that holds the object's name; "": no label."""
     for metric in declared:
-        labels = [*([label] if label else []), *metric.labels]
-        family = _FAMILIES[metric.kind](metric.name, metric.meaning, labels=labels)
-        for name, read_from in objects.items():
-            of, value = [name] if label else [], metric.value(read_from)
-            if metric.by:
-                for by, number in value:
-                    family.add_metric([*of, *([by] if isinstance(by, str) else by)], number)
-            elif isinstance(value, Histogram):
-                family.add_metric(of, value.buckets(), value.total)
-            else:
-                family.add_metric(of, value)
-        yield family
+        yield metric.family({name: metric.numbers(of) for name, of in objects.items()}, label)
 
 
 _FAMILIES: Mapping[Kind, Any] = {

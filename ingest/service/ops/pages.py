@@ -32,6 +32,8 @@ class Page:
 
 
 Render = Callable[[], Page]
+OfTable = Callable[[str], Page]
+"""Renders the page of one of several tables, by its name. Raises: Invalid for an unknown name."""
 Act = Callable[[Mapping[str, Any], str], Mapping[str, Any]]
 """An action: receives the body and the caller's address, returns what was done. Raises: MemWalError."""
 

@@ -59,6 +59,10 @@ class Situation:
     """Of a run: `RunMeter.lag_seconds`; None if no rows landed in the last minute."""
     freshness_max: float = 0.0
     """Of a run: `source.freshness_max`; 0 = no objective."""
+    broken: Sequence[str] = ()
+    """Of a fleet: the name and error of each broken table."""
+    idle: str = ""
+    """Where the regions of the table of a fleet are, if this daemon has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +102,7 @@ def _findings(situation: Situation) -> Iterator[Finding]:
     if "commit_failing" not in by_reason and "commits" not in situation.paused and _is_late(situation):
         yield _late(situation)
     yield from _of_writes(situation)
+    yield from _of_fleet(situation)
     if situation.skewed:
         yield Finding("warning", "skewed", "One region takes the rows", _sentence(situation.skewed))
     if situation.gone:
@@ -188,6 +193,9 @@ _OF_REASON: Mapping[str, Callable[[Situation, Sequence[Reason]], Finding]] = {
         "Micro-batches wait and are sent again. “memwal run” restarts a daemon of its own; check that daemons of your "
         "own run: “memwal status CONFIG”.",
     ),
+    "cannot_be_opened": _failing(
+        "Cannot be opened", "Correct what the error names; the next call of the table tries again."
+    ),
     "not_fresh": _of_freshness,
     "source_silent": _failing(
         "The source does not answer", "The run waits up to source.outage_max and goes on by itself. Check the source."
@@ -238,6 +246,17 @@ def _of_writes(situation: Situation) -> Iterator[Finding]:
         text = f"The oldest write has waited {duration(latest)} for its ack: storage is slow, or does not answer."
         todo = "Nothing is lost: the writer waits up to wal.retry_budget, then it stops itself. Check the storage."
         yield Finding("warning", "slow_writes", "Writes are slow", text, todo)
+
+
+def _of_fleet(situation: Situation) -> Iterator[Finding]:
+    if situation.broken:
+        count = len(situation.broken)
+        title = f"{count:,} tables are broken" if count > 1 else "A table is broken"
+        more = f" {count - 1:,} more: sort the tables by state." if count > 1 else ""
+        todo = "The others are served. Correct what the error names; the next call of the table tries again."
+        yield Finding("warning", "table_broken", title, f"{_sentence(situation.broken[0])}{more}", todo)
+    if situation.idle:
+        yield Finding("healthy", "idle", "Idle here", _sentence(situation.idle))
 
 
 def _of_lag(situation: Situation) -> Iterator[Finding]:

@@ -67,12 +67,14 @@ class Connection:
     UnknownOutcome if rows may have been applied.
     """
 
-    def __init__(self, endpoint: str, *, token: str | None = None, tls: ClientTls = NO_TLS) -> None:
-        """Prepare the connection; the first call connects.
+    def __init__(
+        self, endpoint: str, *, token: str | None = None, tls: ClientTls = NO_TLS, name: str | None = None
+    ) -> None:
+        """Prepare the connection; the first call connects. `name`: of the table, if the daemon serves a fleet.
 
         Raises: Invalid for a malformed address, and if the token would cross a network unencrypted.
         """
-        self.endpoint = endpoint
+        self.endpoint, self._name = endpoint, name
         self.table: str | None = None
         """Id of the table that calls name, except the operations `ASK_WHO`. A daemon that serves another table rejects
         the call. None: calls name no table."""
@@ -175,7 +177,11 @@ class Connection:
 
     def _command(self, op: str, request: Mapping[str, Any], rows: pa.Table | None = None) -> bytes:
         """Return an encoded request, which names the table."""
-        named = {} if self.table is None or op in protocol.ASK_WHO else {"table": self.table}
+        named: dict[str, Any] = {} if self.table is None or op in protocol.ASK_WHO else {"table": self.table}
+        if self._name is not None:
+            named["table_name"] = self._name
+            if op in protocol.ASK_WHO:  # an older daemon would describe its only table instead
+                named["needs"] = ["table_name"]
         return command_of(op, {**request, **named}, rows)
 
     def _options(self, timeout: float | None) -> flight.FlightCallOptions:

@@ -8,10 +8,13 @@ sends it to another process. Roles:
 - `write`: puts and deletes with the calls that they need, and reads.
 - `admin`: everything. Daemons of one table act as admins on each other.
 
-A process checks the token files of readers and writers (`file:PATH`) once a second. After a change the previous token
-stays valid for `GRACE` seconds, so that callers have time to switch. A file that cannot be read, is empty, or holds
-the token of another role only causes a log entry, and is tried again. The admin token is read once: daemons send it
-to each other, so a daemon that switched alone would be isolated.
+An entry of `daemon.tokens` may limit its token to some tables of a fleet. Its callers use no other table, see the names
+of no others, and ask nothing that concerns the whole daemon.
+
+A process checks the token files (`file:PATH`), except that of `daemon.token`, once a second. After a change the
+previous token stays valid for `GRACE` seconds, so that callers have time to switch. A file that cannot be read, is
+empty, or holds the token of another role only causes a log entry, and is tried again. `daemon.token` is read once:
+daemons send it to each other, so a daemon that switched alone would be isolated.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -34,7 +38,7 @@ from memwal.ingest.errors import Invalid
 from memwal.ingest.secret_refs import FROM_FILE, resolve_one
 from memwal.ingest.service.rpc.tls import authority, load_pair, read_pem
 from memwal.ingest.settings.endpoints import is_loopback
-from memwal.ingest.settings.sections import DaemonSettings
+from memwal.ingest.settings.sections import DaemonSettings, Role
 from memwal.wal import Clock, SystemClock
 
 REFUSED = "missing or wrong token"
@@ -44,7 +48,6 @@ WAYS: tuple[Way, ...] = get_args(Way)
 WHYS: tuple[Why, ...] = get_args(Why)
 _BEARER = "bearer"
 _CLIENT_CA = "daemon.tls_client_ca"
-Role = Literal["read", "write", "admin"]
 Stamp = tuple[int, ...]
 _RANKS: Mapping[Role, int] = {"read": 1, "write": 2, "admin": 3}
 SETTINGS: Mapping[str, Role] = {"token": "admin", "write_token": "write", "read_token": "read"}
@@ -62,12 +65,27 @@ def permits(role: Role, wanted: Role) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class Grant:
+    """The rights of a token: a role, for the tables that one of the patterns `tables` matches; for all if empty."""
+
+    role: Role
+    tables: tuple[str, ...] = ()
+
+    def covers(self, table: str | None) -> bool:
+        """Return whether the token is for the table of a name. None: for the whole daemon, or a table without one."""
+        return not self.tables or (table is not None and any(fnmatchcase(table, each) for each in self.tables))
+
+
+_EVERYTHING = Grant("admin")
+
+
+@dataclass(frozen=True, slots=True)
 class _Held:
     """One token. `stamp`: identifies the version of its file; None if the file is not checked again. `before`: the
     replaced token, valid until `until` in monotonic seconds."""
 
     setting: str
-    role: Role
+    grant: Grant
     reference: SecretStr
     stamp: Stamp | None
     value: bytes = field(repr=False)
@@ -82,26 +100,33 @@ class Tokens:
     """
 
     def __init__(self, daemon: DaemonSettings, environ: Mapping[str, str], clock: Clock | None = None) -> None:
-        """Resolve the tokens of [daemon]. Raises: Invalid for a token that cannot be resolved, and if two roles share
-        a token."""
+        """Resolve the tokens of [daemon]. Raises: Invalid for a token that cannot be resolved, and if two settings
+        share a token."""
         self._environ, self._clock = environ, clock or SystemClock()
         self._looking, self._looked = threading.Lock(), self._clock.monotonic()
         references: Mapping[str, SecretStr] = {name: getattr(daemon, name) for name in SETTINGS}
-        given = {name: each for name, each in references.items() if each.get_secret_value()}
-        self._held = [self._first(name, SETTINGS[name], reference) for name, reference in given.items()]
+        given = [(name, Grant(SETTINGS[name]), each) for name, each in references.items() if each.get_secret_value()]
+        given += [
+            (f"tokens[{at}]", Grant(each.role, tuple(each.tables)), each.token) for at, each in enumerate(daemon.tokens)
+        ]
+        self._held = [self._first(*each) for each in given]
         self._told: Mapping[str, Stamp | None] = {}
         """The stamps of the files when a problem was last logged."""
         _check_different({held.setting: held.value for held in self._held})
 
-    def role(self, given: bytes) -> Role | None:
-        """Return the role of the token `given`; None for a wrong token. Every wrong token takes the same time."""
+    def grant(self, given: bytes) -> Grant | None:
+        """Return the rights of the token `given`; None for a wrong token. Every wrong token takes the same time.
+
+        A token that was moved from one setting to another has the higher of the two roles, until the change before
+        runs out.
+        """
         self._look_again()
-        now, found = self._clock.monotonic(), list[Role]()
+        now, found = self._clock.monotonic(), list[tuple[int, bool, Grant]]()
         for held in list(self._held):
             right = hmac.compare_digest(given, held.value)
-            right |= bool(held.before) and now < held.until and hmac.compare_digest(given, held.before)
-            found += [held.role] * right
-        return max(found, key=lambda role: _RANKS[role], default=None)
+            before = bool(held.before) and now < held.until and hmac.compare_digest(given, held.before)
+            found += [(_RANKS[held.grant.role], right, held.grant)] * (right | before)
+        return max(found, key=lambda each: each[:2])[2] if found else None
 
     def _look_again(self) -> None:
         now = self._clock.monotonic()
@@ -143,10 +168,10 @@ class Tokens:
         _LOG.info("daemon.%s was changed; the token before is taken for %d s more", held.setting, GRACE)
         return replace(held, stamp=stamp, value=value, before=held.value, until=now + GRACE)
 
-    def _first(self, setting: str, role: Role, reference: SecretStr) -> _Held:
+    def _first(self, setting: str, grant: Grant, reference: SecretStr) -> _Held:
         # read before the value, so a change in between is detected
-        stamp = None if role == "admin" else _stamp(reference)
-        return _Held(setting, role, reference, stamp, self._resolved(setting, reference))
+        stamp = None if setting == "token" else _stamp(reference)
+        return _Held(setting, grant, reference, stamp, self._resolved(setting, reference))
 
     def _resolved(self, setting: str, reference: SecretStr) -> bytes:
         return resolve_one(f"daemon.{setting}", reference, self._environ).encode()
@@ -187,18 +212,32 @@ class AccessLog:
         """Log an action of an admin. `peer`: the caller's address."""
         _LOG.info("admin: %s by %s", call, peer, extra={"event": "admin", "call": call, "peer": peer})
 
-    def refusal(self, role: Role | None, wanted: Role, call: str, peer: str) -> str | None:
-        """Return why `role` does not permit `call`, which needs `wanted`; None if it does.
+    def refusal(
+        self,
+        grant: Grant | None,
+        wanted: Role,
+        call: str,
+        peer: str,
+        table: str | None = None,
+        *,
+        any_table: bool = False,
+    ) -> str | None:
+        """Return why `grant` does not permit `call`, which needs the role `wanted` for `table`; None if it does.
 
+        `table`: see `Grant.covers`. `any_table`: the call returns only what concerns the tables of the grant.
         Logs a rejection at most once a second, so that callers cannot fill the log.
         """
-        if role is not None and permits(role, wanted):
+        if grant is not None and permits(grant.role, wanted) and (any_table or grant.covers(table)):
             return None
+        role, tables = (None, ()) if grant is None else (grant.role, grant.tables)
         now = self._clock.monotonic()
         if now - self._refused >= 1.0:
             self._refused = now
-            fields = {"event": "refused", "call": call, "role": role, "peer": peer}
+            fields = {"event": "refused", "call": call, "role": role, "peer": peer, "table": table}
             _LOG.warning("refused: %s by %s, whose token has the role %s", call, peer, role, extra=fields)
+        if role is not None and permits(role, wanted):
+            what = f"the table {table!r:.120}" if table else "no table, or for all"
+            return f"the token is for the tables {', '.join(tables)}, and {call} is for {what}; use another token"
         return f"the token has the role {role!r}, and {call} needs {wanted!r}; use a token with that role"
 
 
@@ -268,17 +307,17 @@ class Guard:
         """Whether token and TLS are set, as required to listen on an address that other machines can reach."""
         return bool(self.tokens and self.context)
 
-    def role(self, header: str | None) -> Role | None:
-        """Return the role of an Authorization header; None for a wrong token.
+    def grant(self, header: str | None) -> Grant | None:
+        """Return the rights of an Authorization header; None for a wrong token.
 
         Every wrong token takes the same time. Without a configured token every caller is an admin.
         """
         if self.tokens is None:
-            return "admin"
+            return _EVERYTHING
         kind, _, given = (header or "").partition(" ")
         sent = given.strip().encode("utf-8", "surrogateescape")
-        role = self.tokens.role(sent)
-        return role if kind.lower() == "bearer" else None
+        grant = self.tokens.grant(sent)
+        return grant if kind.lower() == "bearer" else None
 
     def flight_options(self) -> dict[str, Any]:
         """Return the arguments for a Flight server."""
@@ -292,20 +331,20 @@ class Guard:
         return options
 
 
-def role_of(context: flight.ServerCallContext, guard: Guard) -> Role:
-    """Return the role of the caller of a Flight call that `guard` has admitted."""
+def grant_of(context: flight.ServerCallContext, guard: Guard) -> Grant:
+    """Return the rights of the caller of a Flight call that `guard` has admitted."""
     found = context.get_middleware(_BEARER)
     if found is None and guard.tokens:
         raise flight.FlightUnauthenticatedError(REFUSED)
-    return "admin" if found is None else found.role
+    return _EVERYTHING if found is None else found.grant
 
 
 class _Bearer(flight.ServerMiddleware):  # type: ignore[misc]
-    """Holds the role of the caller of one call."""
+    """Holds the rights of the caller of one call."""
 
-    def __init__(self, role: Role) -> None:
+    def __init__(self, grant: Grant) -> None:
         super().__init__()
-        self.role: Role = role
+        self.grant = grant
 
 
 class _BearerFactory(flight.ServerMiddlewareFactory):  # type: ignore[misc]
@@ -317,11 +356,11 @@ class _BearerFactory(flight.ServerMiddlewareFactory):  # type: ignore[misc]
 
     def start_call(self, _info: flight.CallInfo, headers: Mapping[str, list[str | bytes]]) -> _Bearer:
         given = next((values for name, values in headers.items() if name.lower() == "authorization"), None) or [""]
-        role = self._guard.role(given[0].decode("utf-8", "replace") if isinstance(given[0], bytes) else given[0])
-        if role is None:
+        grant = self._guard.grant(given[0].decode("utf-8", "replace") if isinstance(given[0], bytes) else given[0])
+        if grant is None:
             self._guard.refused.add("flight", "token")
             raise flight.FlightUnauthenticatedError(REFUSED)
-        return _Bearer(role)
+        return _Bearer(grant)
 
 
 def check_address(setting: str, host: str, port: int, guard: Guard, *, free: bool) -> None:

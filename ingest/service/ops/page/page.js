@@ -5,14 +5,20 @@ import { QueryBox } from "./query.js";
 import { showCommits, showEvents, showLetters, showRequests, toggleLists } from "./lists.js";
 import { named, showRegions } from "./regions.js";
 import { byId, duration, element, say, sync } from "./text.js";
+import { Tables } from "./tables.js";
 import { showFlow, showLevels } from "./tiles.js";
 
 const LOST_AFTER = 4000;
 const AGAIN_AFTER = 2000;
 const POLL_EVERY = 5000;
+const TABLES_EVERY = 2000;
 
 const samples = new Samples();
 const query = new QueryBox(post);
+const tables = new Tables(get);
+/** The table of this page, if the process has several, and the parameter that names it. */
+const name = new URLSearchParams(location.search).get("table");
+const ofTable = name === null ? "" : `?table=${encodeURIComponent(name)}`;
 const events = new Map();
 let plots = null;
 let newest = null;
@@ -25,20 +31,27 @@ function headers(more = {}) {
   return token ? { Authorization: `Bearer ${token}`, ...more } : more;
 }
 
+async function get(path) {
+  const answer = await fetch(path, { headers: headers(), cache: "no-store" }).catch(() => null);
+  return answer?.ok ? answer.json() : null;
+}
+
 async function post(path, body) {
   const sent = { method: "POST", headers: headers({ "Content-Type": "application/json" }), body: JSON.stringify(body) };
-  const answer = await fetch(path, sent);
+  const answer = await fetch(`${path}${ofTable}`, sent);
   if (answer.status === 401) askForToken();
   return { status: answer.status, body: await answer.json().catch(() => null) };
 }
 
 /** Read events until the stream ends; return how long to wait before the next try. */
 async function listen() {
-  const answer = await fetch("live/events", { headers: headers(), cache: "no-store" });
-  if (answer.status === 401) {
+  const answer = await fetch(`live/events${ofTable}`, { headers: headers(), cache: "no-store" });
+  if (answer.status === 403 && token && name === null) return onlyTables();
+  if (answer.status === 401 || (answer.status === 403 && token)) {
     await askForToken();
     return 0;
   }
+  if (answer.status === 400) say(byId("table"), (await answer.json()).error.message);
   if (answer.status === 503) return poll();
   if (!answer.ok) throw new Error(`status ${answer.status}`);
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
@@ -52,9 +65,19 @@ async function listen() {
   }
 }
 
+/** The token is for some tables: the process shows those, and nothing of itself. */
+async function onlyTables() {
+  document.body.classList.add("fleet", "limited");
+  byId("main").hidden = false;
+  byId("links").hidden = true;
+  say(byId("table"), "the tables of your token");
+  await tables.load();
+  return TABLES_EVERY;
+}
+
 /** Ask once: too many pages are open for a stream of its own. */
 async function poll() {
-  const answer = await fetch("live", { headers: headers(), cache: "no-store" });
+  const answer = await fetch(`live${ofTable}`, { headers: headers(), cache: "no-store" });
   if (answer.ok) take(await answer.json());
   return POLL_EVERY;
 }
@@ -62,6 +85,7 @@ async function poll() {
 function take(message) {
   if (message.error !== undefined) return;
   if (message.whole) events.clear();
+  if (message.fleet !== undefined && newest === null) tables.load();
   newest = message;
   heard = Date.now();
   samples.take(message.history, message.whole);
@@ -93,8 +117,11 @@ function askForToken() {
 
 function show() {
   byId("main").hidden = false;
+  document.body.classList.toggle("fleet", newest.fleet !== undefined);
+  byId("back").hidden = name === null;
+  for (const link of document.querySelectorAll("#links .of-table")) link.search = ofTable;
   say(byId("kind"), newest.kind);
-  say(byId("table"), newest.table);
+  say(byId("table"), newest.name ? `${newest.name}, ${newest.table}` : newest.table);
   showHealth(newest.health);
   showLevels(newest);
   showFlow(newest);
@@ -138,7 +165,8 @@ function showHealth(health) {
     ),
   );
   say(byId("announce"), lost ? shown.title : `${shown.title}${shown.state === "healthy" ? "" : `. ${shown.todo}`}`);
-  document.title = `${{ healthy: "●", busy: "◌", warning: "▲", failing: "■" }[shown.state]} ${shown.title} – memwal`;
+  const of = name === null ? "memwal" : `${name} – memwal`;
+  document.title = `${{ healthy: "●", busy: "◌", warning: "▲", failing: "■" }[shown.state]} ${shown.title} – ${of}`;
 }
 
 // ---- the connection -------------------------------------------------------------------------------------------------
@@ -152,7 +180,8 @@ let polling = false;
 function showConnection() {
   const lost = newest !== null && isLost();
   byId("connection").dataset.state = newest === null ? "waiting" : lost ? "lost" : "live";
-  say(byId("connection-text"), newest === null ? "connecting" : lost ? "no answer" : polling ? "every 5 s" : "live");
+  const waiting = document.body.classList.contains("limited") ? "every 2 s" : "connecting";
+  say(byId("connection-text"), newest === null ? waiting : lost ? "no answer" : polling ? "every 5 s" : "live");
   document.body.classList.toggle("lost", lost);
   if (lost) showHealth(newest.health);
 }
@@ -173,4 +202,7 @@ async function run() {
 
 toggleLists(show);
 setInterval(showConnection, 1000);
+setInterval(() => {
+  if (newest?.fleet !== undefined && !document.hidden && !isLost()) tables.load();
+}, TABLES_EVERY);
 run();

@@ -14,6 +14,9 @@ const STATES = {
   denied: "refuses our token or certificate",
   ended: "dead",
   unknown: "not seen yet",
+  broken: "broken",
+  elsewhere: "at another daemon",
+  idle: "idle",
 };
 const SEVERITY = {
   serving: "good",
@@ -27,6 +30,9 @@ const SEVERITY = {
   silent: "bad",
   denied: "bad",
   ended: "bad",
+  broken: "bad",
+  elsewhere: "quiet",
+  idle: "quiet",
 };
 
 /** A text in which regions have their numbers in place of their ids. */
@@ -37,15 +43,18 @@ export function named(text, regions) {
   });
 }
 
-function badge(state) {
+/** The state of a region, daemon or table. */
+export function badge(state) {
   return element("span", { class: "badge", "data-severity": SEVERITY[state] ?? "busy" }, STATES[state] ?? state);
 }
 
 /** The table of regions, with a head for each daemon. */
 export function showRegions(message) {
   const { regions, daemons } = message;
-  byId("regions").hidden = !regions.length;
-  byId("regions-empty").hidden = regions.length > 0;
+  const shown = regions.length > 0 || message.fleet !== undefined;
+  say(byId("regions-name"), message.fleet === undefined ? "Regions" : "Daemons");
+  byId("regions").hidden = !shown;
+  byId("regions-empty").hidden = shown;
   const serving = regions.filter((region) => region.state === "serving").length;
   say(
     byId("regions-sum"),
@@ -63,7 +72,7 @@ export function showRegions(message) {
   groups.forEach((group, at) => {
     const body = table.tBodies[at] ?? table.createTBody();
     body.dataset.state = group.daemon === null ? "no owner" : group.daemon.state;
-    const head = { ...group.daemon, answered: answered(group.daemon), served: group.regions.length };
+    const head = { ...group.daemon, answered: answered(group.daemon), served: group.daemon?.regions ?? group.regions.length };
     const rows = group.regions.flatMap((region) => [
       rounded(region),
       ...(region.error ? [{ why: region.error, id: region.id }] : []),

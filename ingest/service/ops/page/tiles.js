@@ -54,6 +54,10 @@ function levelTile(level, kind) {
 export function showFlow(message) {
   const { rates, acks, appends, run } = message;
   const tiles = [["Put", number(rates.put), "rows/s"]];
+  if (message.fleet) {
+    const { tables, serving, elsewhere } = message.fleet;
+    tiles.push(["Tables", number(tables), `${number(serving)} open here${elsewhere ? `, ${number(elsewhere)} elsewhere` : ""}`]);
+  }
   if (message.rows !== undefined) tiles.push(["Rows", number(message.rows), pending(message)]);
   if (message.storage) tiles.push(storageTile(message.storage));
   if (run) {
