@@ -9,14 +9,22 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
-from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Literal, NoReturn
 
 import typer
 
-from memwal.ingest.cli.command import Call, CommandConsole, Commands, exit_code, lines_of
+from memwal.ingest.cli.command import (
+    Call,
+    CommandConsole,
+    Commands,
+    configuration,
+    exit_code,
+    lines_of,
+    one_table,
+    table_option,
+)
 from memwal.ingest.errors import Invalid
 from memwal.ingest.own_process import own_process, without_pandas
 from memwal.ingest.service.ops.logs import silence_grpc
@@ -94,7 +102,8 @@ def run(
     """Run the pipeline from the source to the base table; runs all pipelines of a file that has several."""
     from memwal.ingest.settings.load import load_every
 
-    screen, pipelines = CommandConsole(), load_every(config, os.environ)
+    screen = CommandConsole()
+    pipelines = {name: one_table(settings, name) for name, settings in load_every(config, os.environ).items()}
     if "local" in {settings.source.engine for settings in pipelines.values()}:
         from memwal.ingest.cli.follow import run_local
 
@@ -118,17 +127,21 @@ def serve(
         ),
     ] = False,
 ) -> int:
-    """Serve the table: claim its regions and answer over Arrow Flight until stopped."""
+    """Serve the table, or all tables of a configuration: own their regions, and answer over Arrow Flight until
+    stopped."""
     from memwal.ingest.service.daemon.process import limit_arenas
 
     limit_arenas()
-    from memwal.ingest.settings.load import load
+    from memwal.ingest.settings.load import load_tables
 
     chosen = {} if on_spark is None else {"MEMWAL__DAEMON__ON_SPARK": str(on_spark)}
-    settings, screen = load(config, os.environ | chosen), CommandConsole()
+    settings, screen = load_tables(config, os.environ | chosen), CommandConsole()
+    if table_option() or settings.daemon.on_spark or not settings.is_fleet:
+        settings = one_table(settings, config)
+    served = settings.table.uri or settings.fleet.prefix or f"{len(settings.names)} tables"
 
     def say(*endpoints: str) -> None:
-        screen.say(f"serving {settings.table.uri} at {', '.join(endpoints)}")
+        screen.say(f"serving {served} at {', '.join(endpoints)}")
 
     if settings.daemon.on_spark:
         from memwal.ingest.spark.fleet.driver import serve_on_spark
@@ -154,23 +167,10 @@ def serve(
 @app.command()
 def init(config: Config) -> int:
     """Create the table, or check that an existing table fits the configuration; print what was done."""
-    from memwal.ingest.cli import index
-    from memwal.ingest.engine.table.create import initialise, ttl_text
-    from memwal.ingest.spark.pipeline.checks import columns_of_source
+    from memwal.ingest.cli.maintain import init as init_table
+    from memwal.ingest.cli.tables import on_tables
 
-    call = Call.of(config)
-    base, done = initialise(call.settings, call.environ, partial(columns_of_source, call.settings))
-    indexes = ", ".join(f"{spec.column} ({spec.kind})" for spec in base.indexes) or "none"
-    rules = "".join(f", {rule} {chosen}" for rule, chosen in base.rules.chosen().items())
-    ttl = "" if base.ttl is None else f", {ttl_text(base.ttl)}"
-    call.console.say(
-        f"{done} {base.uri}, version {base.version}: {len(base.schema.names)} columns, "
-        f"key {', '.join(base.key) or 'none (append only)'}, {base.buckets} regions "
-        f"(routing version {base.routing_version}), indexes: {indexes}{rules}{ttl}"
-    )
-    for line in index.not_kept(base):
-        call.console.note(line)
-    return 0
+    return on_tables(config, init_table)
 
 
 @app.command()
@@ -182,8 +182,19 @@ def status(
 ) -> int:
     """Show regions, writer epochs, owners, WAL positions, SSTs, and rows that are not in the base table yet."""
     from memwal.ingest.cli.status import show
+    from memwal.ingest.cli.tables import on_tables
 
-    return show(Call.of(config), as_json=as_json, watch=watch, limit=limit)
+    if watch:
+        return show(Call.of(config), as_json=as_json, watch=True, limit=limit)
+    return on_tables(config, lambda call: show(call, as_json=as_json, watch=False, limit=limit), as_json=as_json)
+
+
+@app.command()
+def tables(config: Config, format: Format = "table") -> int:
+    """List the tables of a configuration: rows, rows not committed yet, regions, state, owners, location."""
+    from memwal.ingest.cli.tables import show_tables
+
+    return show_tables(config, format)
 
 
 @app.command()
@@ -305,16 +316,18 @@ def delete(
 def flush(config: Config) -> int:
     """Flush memtables to SSTs: through the daemon that owns the regions; if none answers, claim the regions briefly."""
     from memwal.ingest.cli.maintain import flush as flush_table
+    from memwal.ingest.cli.tables import on_tables
 
-    return flush_table(Call.of(config))
+    return on_tables(config, flush_table)
 
 
 @app.command()
 def commit(config: Config, as_json: AsJson = False) -> int:
     """Commit flushed rows to the base table, then maintain it; safe while writers run."""
     from memwal.ingest.cli.maintain import commit as commit_table
+    from memwal.ingest.cli.tables import on_tables
 
-    return commit_table(Call.of(config), as_json=as_json)
+    return on_tables(config, lambda call: commit_table(call, as_json=as_json), as_json=as_json)
 
 
 @app.command()
@@ -384,8 +397,9 @@ def resume(config: Config, commits: OfCommits = False) -> int:
 def gc(config: Config, dry_run: DryRun = False, as_json: AsJson = False) -> int:
     """Delete WAL entries, SSTs and orphan files that are no longer needed; safe while writers run."""
     from memwal.ingest.cli.maintain import collect
+    from memwal.ingest.cli.tables import on_tables
 
-    return collect(Call.of(config), dry_run=dry_run, as_json=as_json)
+    return on_tables(config, lambda call: collect(call, dry_run=dry_run, as_json=as_json), as_json=as_json)
 
 
 @app.command()
@@ -398,10 +412,16 @@ def backup(
     resume: Resume = False,
     as_json: AsJson = False,
 ) -> int:
-    """Copy the table as of now, with every acknowledged row and token; safe while writers run."""
+    """Copy the table as of now, with every acknowledged row and token; several tables: to DEST/NAME. Safe while
+    writers run."""
     from memwal.ingest.cli.backup import backup as back_up
+    from memwal.ingest.cli.tables import on_tables
 
-    return back_up(Call.of(config), dest, option or [], resume=resume, as_json=as_json)
+    def copy(call: Call) -> int:
+        place = dest if table_option() or not call.name else f"{dest.rstrip('/')}/{call.name}"
+        return back_up(call, place, option or [], resume=resume, as_json=as_json)
+
+    return on_tables(config, copy, as_json=as_json)
 
 
 @app.command()
@@ -450,8 +470,9 @@ def verify(
 ) -> int:
     """Check every invariant on storage; print problems with remedies; exit 1 if any. Safe while writers run."""
     from memwal.ingest.cli.backup import verify as verify_table
+    from memwal.ingest.cli.tables import on_tables
 
-    return verify_table(Call.of(config), deep=deep, as_json=as_json)
+    return on_tables(config, lambda call: verify_table(call, deep=deep, as_json=as_json), as_json=as_json)
 
 
 @app.command()
@@ -478,7 +499,8 @@ def doctor(config: Config, as_json: AsJson = False) -> int:
     from memwal.ingest.cli.doctor import show
     from memwal.ingest.settings.load import load_every
 
-    return show(load_every(config, os.environ), os.environ, as_json=as_json)
+    pipelines = {name: one_table(settings, name) for name, settings in load_every(config, os.environ).items()}
+    return show(pipelines, os.environ, as_json=as_json)
 
 
 @regions_app.command()
@@ -530,16 +552,18 @@ def index_drop(
 
 @config_app.command()
 def check(config: Config) -> int:
-    """Check a configuration, with all its pipelines, as `run` does; print every problem."""
+    """Check a configuration, with all its pipelines and tables, as `run` does; print every problem."""
     from memwal.ingest.service.ops.skew import by_key
+    from memwal.ingest.settings.fleet import checked_tables
     from memwal.ingest.settings.load import load_every
     from memwal.ingest.spark.pipeline.checks import find_problems
 
     lines, notices, pipelines = [], list[str](), load_every(config, os.environ)
     for name, settings in pipelines.items():
-        base, problems = find_problems(settings, os.environ, starts=False)
-        notices += [f"{name}: warning: {text}"] if (text := by_key(settings, base)) else []
-        lines += [f"{name}: {line}" for problem in problems for line in lines_of(problem)]
+        for table in [one_table(settings, name)] if table_option() else checked_tables(settings, os.environ):
+            base, problems = find_problems(table, os.environ, starts=False)
+            notices += [f"{name}: warning: {text}"] if (text := by_key(table, base)) else []
+            lines += [f"{name}: {line}" for problem in problems for line in lines_of(problem)]
     if lines:
         raise Invalid.of(dict.fromkeys(lines))
     for line in [*notices, *(f"{name}: ok" for name in pipelines)]:
@@ -559,10 +583,11 @@ def new(
         ),
     ],
 ) -> int:
-    """Write a configuration with the columns, a key and indexes that fit a file, table or topic; check it."""
+    """Write a configuration with the columns, a key and indexes that fit a file, table or topic; with --table, add the
+    section [tables.NAME] to it."""
     from memwal.ingest.cli.new_config import new_config
 
-    return new_config(config, source, CommandConsole())
+    return new_config(config, source, CommandConsole(), table_option())
 
 
 @config_app.command()
@@ -570,7 +595,7 @@ def show(config: Config) -> int:
     """Print the configuration with all defaults, secrets hidden."""
     from memwal.ingest.settings.reference import render_settings
 
-    sys.stdout.write(render_settings(Call.of(config).settings))
+    sys.stdout.write(render_settings(Call.of(config).settings if table_option() else configuration(config)))
     return 0
 
 

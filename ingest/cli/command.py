@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from memwal.ingest.settings.load import Settings
 
 C = TypeVar("C", bound=Callable[..., Any])
+TableName = Annotated[
+    str, typer.Option("--table", metavar="NAME", help="table of a configuration with several", show_default=False)
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="print results and errors, but no progress, hints or notes")]
 
 _COMMANDS = {
@@ -54,6 +57,7 @@ _OPTIONS = {
 }
 """Options of other programs, and those of memwal."""
 _QUIET: ContextVar[bool] = ContextVar("memwal_quiet", default=False)
+_TABLE: ContextVar[str] = ContextVar("memwal_table", default="")
 
 
 class CommandConsole(Console):
@@ -97,16 +101,19 @@ class Call:
     settings: Settings
     environ: Mapping[str, str]
     console: CommandConsole = field(default_factory=CommandConsole)
+    name: str = ""
+    """Of the table, in a configuration of several."""
+    fleet: Settings | None = None
+    """The whole configuration."""
 
     @classmethod
     def of(cls, config: Path) -> Call:
-        """Load a configuration and begin tracing. Raises: Invalid with every problem."""
-        from memwal.ingest import tracing
-        from memwal.ingest.settings.load import load
+        """Load the settings of the table that `--table` names, or of the only one, and begin tracing.
 
-        settings = load(config, os.environ)
-        tracing.begin("memwal", settings.tracing)
-        return cls(settings, os.environ)
+        Raises: Invalid with every problem; errors of `one_table`.
+        """
+        settings = configuration(config)
+        return cls(one_table(settings, config), os.environ, name=table_option(), fleet=settings)
 
     @property
     def uri(self) -> str:
@@ -125,7 +132,44 @@ class Call:
         return {"retries": commit.retries, "memory_max": commit.memory_max, "options": self.settings.wal.options()}
 
 
-# ---- --quiet ---------------------------------------------------------------------------------------------------------
+# ---- the table -------------------------------------------------------------------------------------------------------
+
+
+def configuration(config: Path) -> Settings:
+    """Load a configuration with all its tables, and begin tracing. Raises: Invalid with every problem."""
+    from memwal.ingest import tracing
+    from memwal.ingest.settings.load import load_tables
+
+    settings = load_tables(config, os.environ)
+    tracing.begin("memwal", settings.tracing)
+    return settings
+
+
+def table_option() -> str:
+    """Return the name in `--table`; "" without this option."""
+    return _TABLE.get()
+
+
+def one_table(settings: Settings, config: Path | str) -> Settings:
+    """Return the settings of the table that `--table` names, or of the only one of the configuration.
+
+    Raises: Invalid for an unknown name, and without a name if there are several tables; errors of `table_names`.
+    """
+    from memwal.ingest.settings.fleet import check_prefix, listed, table_names
+
+    try:
+        if name := table_option():
+            check_prefix(settings)
+            return settings.of_table(name)
+        if len(settings.names) == 1:
+            return settings.of_table(settings.names[0])
+        names = listed(table_names(settings, os.environ)) or "none yet; init --table NAME creates one"
+    except Invalid as error:
+        raise Invalid.of(f"{config}: {line}" for line in error.lines) from None
+    raise Invalid(f"{config}: it has several tables; choose one with --table NAME: {names}")
+
+
+# ---- --quiet and --table ---------------------------------------------------------------------------------------------
 
 
 class _Group(typer.core.TyperGroup):
@@ -140,39 +184,45 @@ class _Group(typer.core.TyperGroup):
 
 
 class Commands(typer.Typer):
-    """A group of commands that all have `--quiet`."""
+    """A group of commands that all have `--quiet`, and with a configuration `--table`."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(cls=_Group, suggest_commands=False, **options)
 
     def command(self, name: str | None = None, **options: Any) -> Callable[[C], C]:
-        """Register a function as a command, with `--quiet` after its own options."""
+        """Register a function as a command, with `--table` and `--quiet` after its own options."""
         register = super().command(name, **options)
 
         def added(function: C) -> C:
-            register(_with_quiet(function))
+            register(_with_common_options(function))
             return function
 
         return added
 
 
-def _with_quiet(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `function` with the parameter `quiet`, which makes its `CommandConsole`s quiet."""
+def _with_common_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `function` with the parameter `quiet`, which makes its `CommandConsole`s quiet.
+
+    If it has a parameter `config`, also with `table`, which `one_table` reads.
+    """
 
     @wraps(function)
-    def quieted(*, quiet: bool, **arguments: Any) -> Any:
-        before = _QUIET.set(quiet)
+    def wrapped(*, quiet: bool, table: str = "", **arguments: Any) -> Any:
+        before, table_before = _QUIET.set(quiet), _TABLE.set(table)
         try:
             return function(**arguments)
         finally:
             _QUIET.reset(before)
+            _TABLE.reset(table_before)
 
-    own = inspect.signature(function, eval_str=True)
-    option = inspect.Parameter("quiet", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Quiet)
-    parameters = [*own.parameters.values(), option]
-    vars(quieted)["__signature__"] = own.replace(parameters=parameters)
-    quieted.__annotations__ = {each.name: each.annotation for each in parameters}
-    return quieted
+    own, keyword = inspect.signature(function, eval_str=True), inspect.Parameter.KEYWORD_ONLY
+    parameters = [*own.parameters.values()]
+    if "config" in own.parameters:
+        parameters.append(inspect.Parameter("table", keyword, default="", annotation=TableName))
+    parameters.append(inspect.Parameter("quiet", keyword, default=False, annotation=Quiet))
+    vars(wrapped)["__signature__"] = own.replace(parameters=parameters)
+    wrapped.__annotations__ = {each.name: each.annotation for each in parameters}
+    return wrapped
 
 
 # ---- the exit code ---------------------------------------------------------------------------------------------------

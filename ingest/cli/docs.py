@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from memwal.ingest.errors import KINDS
-from memwal.ingest.service.ops.metrics import BUILD, COMMITTED, COUNTED, HELD, PAUSED, REFUSED, TABLE
+from memwal.ingest.service.ops.metrics import BUILD, COMMITTED, COUNTED, FLEET, HELD, LIMITED, PAUSED, REFUSED, TABLE
 from memwal.ingest.settings.reference import render_settings
 from memwal.ingest.settings.sections import Settings
 
@@ -29,7 +29,7 @@ def render_metrics() -> str:
     parts = []
     for title, label, declared in (
         ("Of each region, by `memwal serve`", "region", COUNTED + HELD),
-        ("Of the table, by `memwal serve`", "", COMMITTED + TABLE),
+        ("Of the table, by `memwal serve`", "", COMMITTED + LIMITED + TABLE + FLEET),
         ("Of the process, by `memwal serve` and `memwal run`", "", BUILD),
         ("Of what an operator has paused, by `memwal serve` and `memwal run`", "", PAUSED),
         ("Of the pipeline, by `memwal run`", "", RAN),

@@ -223,12 +223,13 @@ def _disk(settings: Settings) -> str:
 
 def _memory(settings: Settings, regions: int) -> str:
     """Compare the limits in the settings with the memory of this machine, or of its container."""
-    wanted = {
-        "table.cache_max": settings.table.cache_max,
+    rows = {
         "flush.cache_max": settings.flush.cache_max,
         "memtable.size_max of each region": settings.memtable.size_max * regions,
-        "commit.memory_max": settings.commit.memory_max,
     }
+    if settings.table.memory_max:
+        rows = {"table.memory_max": settings.table.memory_max}
+    wanted = {"table.cache_max": settings.table.cache_max, **rows, "commit.memory_max": settings.commit.memory_max}
     machine, limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), Path("/sys/fs/cgroup/memory.max")
     told = limit.read_text().strip() if limit.is_file() else "max"
     most, here = sum(wanted.values()), min(machine, int(told)) if told.isdigit() else machine

@@ -1,4 +1,4 @@
-"""`memwal flush`, `commit`, `gc`, `regions resize`, `pause` and `resume`: operate a table while writers run."""
+"""`memwal init`, `flush`, `commit`, `gc`, `regions resize`, `pause` and `resume`: operate a table while writers run."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -15,9 +16,11 @@ from rich.filesize import decimal
 from memwal import flush as storage
 from memwal import wal
 from memwal.ingest.cli.command import Call
+from memwal.ingest.cli.index import not_kept
 from memwal.ingest.cli.open import open_base, open_for_reading, writable
 from memwal.ingest.cli.print import count, plain_table, print_result
 from memwal.ingest.cli.status import space_line
+from memwal.ingest.engine.table.create import initialise, ttl_text
 from memwal.ingest.engine.table.garbage import Ages, RegionGarbage, TableCollector, TableGarbage
 from memwal.ingest.engine.table.maintenance import BaseUpkeep, maintenance_rules
 from memwal.ingest.engine.table.pauses import Pauses, What, text_of
@@ -33,6 +36,24 @@ _DONE: Mapping[What, str] = {
     "commits": "no process commits by itself; `memwal commit` does, and flushes, puts and reads go on",
 }
 _RESUME: Mapping[What, str] = {"ingestion": "memwal resume CONFIG", "commits": "memwal resume CONFIG --commits"}
+
+
+def init(call: Call) -> int:
+    """Create the table, or check that an existing table fits; print what was done. Raises: errors of `initialise`."""
+    from memwal.ingest.spark.pipeline.checks import columns_of_source  # slow to import
+
+    base, done = initialise(call.settings, call.environ, partial(columns_of_source, call.settings))
+    indexes = ", ".join(f"{spec.column} ({spec.kind})" for spec in base.indexes) or "none"
+    rules = "".join(f", {rule} {chosen}" for rule, chosen in base.rules.chosen().items())
+    ttl = "" if base.ttl is None else f", {ttl_text(base.ttl)}"
+    call.console.say(
+        f"{done} {base.uri}, version {base.version}: {len(base.schema.names)} columns, "
+        f"key {', '.join(base.key) or 'none (append only)'}, {base.buckets} regions "
+        f"(routing version {base.routing_version}), indexes: {indexes}{rules}{ttl}"
+    )
+    for line in not_kept(base):
+        call.console.note(line)
+    return 0
 
 
 def flush(call: Call) -> int:

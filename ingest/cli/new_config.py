@@ -22,9 +22,10 @@ from memwal.ingest.cli.print import count
 from memwal.ingest.engine.loads.files import InputFile, find_files
 from memwal.ingest.engine.loads.formats import TYPED, tables
 from memwal.ingest.errors import Invalid
-from memwal.ingest.settings.load import load
-from memwal.ingest.settings.reference import toml_value
-from memwal.ingest.settings.sections import KAFKA, SourceSettings
+from memwal.ingest.settings.load import load, load_tables
+from memwal.ingest.settings.reference import key_name, toml_value
+from memwal.ingest.settings.sections import KAFKA, TABLES, SourceSettings
+from memwal.ingest.settings.values import check_table_name
 from memwal.ingest.spark.dlq.sources import ending_spark
 from memwal.ingest.spark.drift.detect import FieldsTask
 from memwal.ingest.spark.drift.kinds import new_columns
@@ -46,33 +47,54 @@ _TEXT = 4 << 20
 _WORDS = 4
 """Words of an average text that is worth a full-text index."""
 _ZONE = re.compile(r"(?:Z|[+-]\d\d:?\d\d)$")
-_BARE = re.compile(r"[A-Za-z0-9_-]+")
 _FILTERED = re.compile(r"date|time|year|price|count|size|status|kind|type", re.IGNORECASE)
 """Names of columns that filters often use."""
 _KEYS = re.compile(r"(?:.*_)?(?:id|key|uuid|guid|no|number|code|package|name)", re.IGNORECASE)
 """Names that a key often has."""
 
 
-def new_config(config: Path, sources: Sequence[str], console: CommandConsole) -> int:
-    """Write `config`, and print what to do next. Raises: Invalid if it exists, or a source cannot be read."""
-    if config.exists():
-        raise Invalid(f"{config}: the file exists; name another one, or remove it")
+def new_config(config: Path, sources: Sequence[str], console: CommandConsole, table: str = "") -> int:
+    """Write `config`, and print what to do next. `table`: add [tables.NAME] of this name to it, without a source.
+
+    Raises: Invalid if it exists (with `table`: if it has this table, or names no tables), or a source cannot be read.
+    """
+    section = _section(config, table)
     if sources[0].startswith(KAFKA_URL):
         name = sources[0]
         rows, settings = _of_topic(name)
-        text = "\n".join(_lines(config, name, rows, None, settings)) + "\n"
+        text = "\n".join(_lines(section, table or config.stem, name, rows, None, settings)) + "\n"
     else:
         file = find_files(sources, None, {})[0]
         name, rows = file.name, _sample(file)
         settings = {"format": {"ndjson": "json"}.get(file.format, file.format), "path": str(Path(file.path).parent)}
-        text = "\n".join(_lines(config, name, rows, file.path if file.format == "lance" else None, settings)) + "\n"
+        existing = file.path if file.format == "lance" else None
+        text = "\n".join(_lines(section, table or config.stem, name, rows, existing, settings)) + "\n"
     try:
-        config.write_text(text, encoding="utf-8")
+        with config.open("a", encoding="utf-8") as opened:
+            opened.write(f"\n{text}" if opened.tell() else text)
     except OSError as error:
         raise Invalid(f"{config}: {error.strerror}") from None
     console.say(f"wrote {config}: {count(rows.num_columns, 'column')}, from {count(rows.num_rows, 'row')} of {name}")
-    console.note(f"check its key and indexes, then: memwal config check {config}; memwal run {config} --once")
+    begin = f"init {config} --table {table}" if table else f"run {config} --once"
+    console.note(f"check its key and indexes, then: memwal config check {config}; memwal {begin}")
     return 0
+
+
+def _section(config: Path, table: str) -> str:
+    """Return the name of the section to write. Raises: errors of `new_config` about the file and the name."""
+    if not table:
+        if config.exists():
+            raise Invalid(f"{config}: the file exists; name another one, remove it, or add a table to it with --table")
+        return "table"
+    try:
+        section = TABLES + key_name(check_table_name(table))
+    except ValueError as error:
+        raise Invalid(f"--table: {error}") from None
+    tables = load_tables(config, os.environ).tables if config.exists() else None
+    if tables is not None and (not tables or table in tables):
+        found = f"[{section}]" if tables else "no [tables.NAME]"
+        raise Invalid(f"{config}: the file exists and has {found}; name another {'table' if tables else 'file'}")
+    return section
 
 
 def _sample(file: InputFile) -> pa.Table:
@@ -151,33 +173,38 @@ def _rows_of_json(lines: bytes) -> pa.Table:
     return rows
 
 
-def _lines(config: Path, name: str, rows: pa.Table, table: str | None, source: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines of the configuration. `table`: address of an existing table, which [source] does not read."""
+def _lines(
+    section: str, stem: str, name: str, rows: pa.Table, table: str | None, source: Mapping[str, Any]
+) -> Iterator[str]:
+    """Yield the lines of the configuration. `stem`: name of a new table. `table`: address of an existing table, which
+    [source] does not read."""
     key = _key(rows)
     yield f"# Written by `memwal config new` from {name}: {count(rows.num_rows, 'row')} were read."
     yield "# configs/default.toml has every setting.\n"
-    yield "[table]"
-    yield f"uri = {toml_value(table or f'{config.stem}.lance')}"
+    yield f"[{section}]"
+    yield f"uri = {toml_value(table or f'{stem}.lance')}"
     if key:
         yield f"key = {toml_value(key)} # unique in the rows that were read; a put replaces the row of its key"
     else:
         yield 'append_only = true # no columns are unique; or: key = ["COLUMN", …], whose rows are replaced'
     if not table:
-        yield "\n[table.columns]"
+        yield f"\n[{section}.columns]"
         for field in rows.schema:
             yield _column(field, rows.column(field.name))
     if lines := list(_indexes(rows, key)):
-        yield "\n[table.indexes]"
+        yield f"\n[{section}.indexes]"
         yield from lines
     if table:
         yield "\n# The table exists: `memwal init` sets it up for ingestion. [source] names a source of Spark."
+        return
+    if section != "table":
         return
     yield "\n[source] # every file that appears in path, once" if "path" in source else "\n[source]"
     yield from (f"{setting} = {toml_value(value)}" for setting, value in source.items())
 
 
 def _column(field: pa.Field, values: pa.ChunkedArray) -> str:
-    name, such = _named(field.name), _example(values)
+    name, such = key_name(field.name), _example(values)
     kind = type_name(field.type)
     if kind is None:
         reason = unsupported(field) or f"its type {field.type} has no name here; memwal.open(schema=…) creates it"
@@ -220,15 +247,10 @@ def _key(rows: pa.Table) -> list[str]:
     return chosen if found == rows.num_rows and chosen else []
 
 
-def _named(name: str) -> str:
-    """Return the name of a column as a TOML key."""
-    return name if _BARE.fullmatch(name) else str(toml_value(name))
-
-
 def _indexes(rows: pa.Table, key: Sequence[str]) -> Iterator[str]:
     """Yield the lines of indexes: vectors, texts of several words; others as comments."""
     for field in rows.schema:
-        name, column = _named(field.name), rows.column(field.name)
+        name, column = key_name(field.name), rows.column(field.name)
         if vector_width(field.type) is not None:
             yield f'{name} = {{ type = "ivf_pq", metric = "{_metric(column)}" }}'
         elif pa.types.is_string(field.type) and _words(column) >= _WORDS:

@@ -19,6 +19,8 @@ from memwal.ingest.service.client.remote import RemoteTable
 from memwal.ingest.service.open import asking
 from memwal.ingest.service.rpc.credentials import Access
 from memwal.ingest.settings.endpoints import expanded
+from memwal.ingest.settings.fleet import table_names
+from memwal.ingest.suggest import near
 
 Readable = StoredTable | RemoteTable
 
@@ -36,19 +38,23 @@ def open_base(call: Call, create_for: InputFile | None = None) -> tuple[flush.Ba
         base, _ = find_or_create(call.settings, call.environ, columns)
         call.console.note(f"created {uri}")
     if base is None:
-        raise Invalid(f"{uri}: the table does not exist; `memwal init`, `memwal load` or `memwal run` creates it")
+        others = table_names(call.fleet, call.environ) if call.fleet and call.fleet.fleet.prefix else ()
+        hint = near(call.name, others) or ";"
+        raise Invalid(f"{uri}: the table does not exist{hint} `memwal init`, `memwal load` or `memwal run` creates it")
     return base, wal.open_store(uri, options)
 
 
-def open_for_reading(call: Call) -> Readable:
+def open_for_reading(call: Call, found: tuple[flush.BaseTable, wal.ObjectStore] | None = None) -> Readable:
     """Return a client of the daemons that own the table's regions; if a region has no owner, the table on storage.
 
+    `found`: the result of `open_base`, if the caller has it.
     Raises: Invalid if the table does not exist, or if an owner rejects the token.
     """
-    (base, store), daemon = open_base(call), call.settings.daemon
+    (base, store), daemon = found or open_base(call), call.settings.daemon
     configured, access = expanded(daemon.endpoints, daemon.workers), Access.of(call.settings)
-    memory = call.settings.sql.memory_max
-    served = served_table(base, store, lambda: {**access.options(call.environ), "sql_memory": memory}, configured)
+    memory, name = call.settings.sql.memory_max, call.settings.name
+    options = lambda: {**access.options(call.environ), "sql_memory": memory}  # noqa: E731
+    served = served_table(base, store, options, configured, name=name)
     return served or StoredTable(base, store, sql_memory=memory)
 
 

@@ -15,6 +15,7 @@ import math
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from decimal import Decimal
 from textwrap import indent
 from typing import Any, Literal
@@ -35,6 +36,7 @@ from memwal.ingest.cli.command import CommandConsole
 from memwal.ingest.engine.api.results import python_values
 from memwal.memtable import TOMBSTONE
 
+_GATHERED: ContextVar[list[Any] | None] = ContextVar("memwal_gathered_json", default=None)
 _Convert = Callable[[Any], Any]
 Kind = Literal["number", "name", "text", "words"]
 """How a column fits: whole and to the right, whole, cut to TEXT_MIN characters, or wrapped between words."""
@@ -284,8 +286,22 @@ def _widths(names: Sequence[str], kinds: Sequence[Kind], cells: Sequence[Sequenc
 # ---- for programs --------------------------------------------------------------------------------------------------
 
 
+@contextmanager
+def gathered_json() -> Iterator[list[Any]]:
+    """During the context, append the values of `write_json` to the yielded list instead of writing them."""
+    values: list[Any] = []
+    before = _GATHERED.set(values)
+    try:
+        yield values
+    finally:
+        _GATHERED.reset(before)
+
+
 def write_json(value: Any, *, indent: int | None = 2, ascii_only: bool = True) -> None:
     """Write `value` to standard output as JSON; values without a JSON type become texts."""
+    if (values := _GATHERED.get()) is not None:
+        values.append(value)
+        return
     sys.stdout.write(json.dumps(value, default=str, indent=indent, ensure_ascii=ascii_only) + "\n")
     sys.stdout.flush()
 

@@ -12,7 +12,7 @@ from rich.filesize import decimal
 from rich.live import Live
 from rich.text import Text
 
-from memwal import wal
+from memwal import flush, wal
 from memwal.ingest.cli.command import Call
 from memwal.ingest.cli.open import open_for_reading
 from memwal.ingest.cli.print import FittedTable, Kind, ranges, write_json
@@ -55,9 +55,12 @@ def _print(
         console.print(render(status, limit))
 
 
-def current(call: Call) -> dict[str, Any]:
-    """Return the status by `Table.status()`, or by `StoredTable.status()` if no daemon serves the table."""
-    table = open_for_reading(call)
+def current(call: Call, found: tuple[flush.BaseTable, wal.ObjectStore] | None = None) -> dict[str, Any]:
+    """Return the status by `Table.status()`, or by `StoredTable.status()` if no daemon serves the table.
+
+    `found`: the result of `open_base`, if the caller has it.
+    """
+    table = open_for_reading(call, found)
     if isinstance(table, RemoteTable):
         with table:
             return table.status()
@@ -93,6 +96,7 @@ def render(status: Mapping[str, Any], limit: int | None = None) -> RenderableTyp
     ]
     troubles += [_last_error(each) for each in status["regions"] if each["last_errors"] and not _trouble(each)]
     troubles += [_uncommitted(failure) for failure in status.get("commit_failures", ())]
+    troubles += [f"{puts:,} puts refused by {limit}" for limit, puts in status.get("refused_puts", {}).items()]
     paused = [text_of(what, told) for what, told in sorted(status.get("paused", {}).items(), reverse=True)]
     troubles += [
         f"puts are rejected until a column is dropped: {why}" for why in status.get("unsupported_columns", {}).values()
@@ -172,9 +176,14 @@ def space_line(found: Mapping[str, int], factor: float, time: float) -> str:
 
 def pending(status: Mapping[str, Any]) -> str:
     """Return one line about the rows that are not in the base table yet."""
-    rows = sum(region["memtable_rows"] for region in status["regions"])
-    ssts = [sst for region in status["regions"] for sst in region["ssts"] if not sst["committed"]]
+    rows, flushed, ssts = pending_rows(status)
     if not rows and not ssts:
         return "nothing pending: every acknowledged row is in the base table"
-    flushed = sum(sst["rows"] or 0 for sst in ssts)
-    return f"pending: {rows:,} rows in memtables, {flushed:,} rows in {len(ssts)} SSTs; all durable and queryable"
+    return f"pending: {rows:,} rows in memtables, {flushed:,} rows in {ssts} SSTs; all durable and queryable"
+
+
+def pending_rows(status: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Return the number of rows in memtables, and of those in uncommitted SSTs with the number of these SSTs."""
+    ssts = [sst for region in status["regions"] for sst in region["ssts"] if not sst["committed"]]
+    rows = sum(region["memtable_rows"] for region in status["regions"])
+    return rows, sum(sst["rows"] or 0 for sst in ssts), len(ssts)
