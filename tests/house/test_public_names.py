@@ -75,6 +75,7 @@ COMMANDS = {
     "init": {"config"},
     "load": {"config", "files", "token", "format", "missing", "dry-run", "follow", "json"},
     "status": {"config", "json", "limit", "watch"},
+    "tables": {"config", "format"},
     "query": {
         *("config", "key", "filter", "near", "match", "columns", "limit", "offset", "order-by", "level", "format"),
         *("metric", "nprobes", "refine-factor", "distance-range", "vertical", "explain"),
@@ -142,6 +143,8 @@ def test_open_and_connect() -> None:
     ]
     connecting = [
         "location",
+        "table",
+        "create",
         "token",
         "tls_ca",
         "fallback",
@@ -227,7 +230,8 @@ def test_the_kinds_of_error_and_the_token_are_public() -> None:
 
 
 def test_commands() -> None:
-    assert commands() == {name: {*parameters, "quiet"} for name, parameters in COMMANDS.items()}
+    common = {name: {"quiet", "table"} if "config" in given else {"quiet"} for name, given in COMMANDS.items()}
+    assert commands() == {name: given | common[name] for name, given in COMMANDS.items()}
 
 
 def test_distribution_and_command(texts: Mapping[str, str]) -> None:
