@@ -329,3 +329,30 @@ def test_callers_who_wait_for_a_commit_share_the_next_one() -> None:
     assert region.done.count("commit") == 2
     assert len({id(report) for report in reports}) == 1
     assert first.result() is not reports[0]
+
+
+def test_tables_of_a_process_commit_in_turn_and_a_table_that_hangs_holds_up_no_other() -> None:
+    turn, goes_on = threading.Semaphore(1), threading.Event()
+    first, second = Region(30.0), Region(30.0)
+    first.steps.commit = lambda: goes_on.wait(PATIENCE)
+    loops = [CommitLoop(each.steps, LIMITS, each.clock, turn=turn) for each in (first, second)]  # type: ignore[arg-type]
+    for region in (first, second):
+        region.memtable = [0.0]
+        region.clock.advance(30.0)
+    with ThreadPoolExecutor(2) as threads:
+        hangs = threads.submit(loops[0].step)
+        wait_until(lambda: not turn.acquire(blocking=False) or turn.release())
+        waits = threads.submit(loops[1].step)
+        with pytest.raises(TimeoutError):
+            waits.result(0.5)
+        assert second.done == [], "it waits for its turn"
+        second.clock.advance(15.0)
+        assert waits.result(PATIENCE) == "flush"
+        assert second.done[:2] == ["flush", "commit"]
+        goes_on.set()
+        assert hangs.result(PATIENCE) == "flush"
+    assert turn.acquire(blocking=False)
+    third = CommitLoop(second.steps, LIMITS, second.clock, turn=turn)  # type: ignore[arg-type]
+    second.memtable = [second.clock.monotonic() - 30.0]
+    third.stop()
+    assert third.step() == "nothing", "a loop that is stopped waits for no turn"

@@ -131,6 +131,8 @@ class RegionContext:
     limits: Limits
     wal_options: wal.WalOptions
     required: tuple[str, ...] = ()
+    committing: threading.Semaphore | None = None
+    """Limits how many tables of a process commit at a time; see `CommitLoop`. None: no limit."""
     flushing: threading.Semaphore = field(default_factory=threading.Semaphore)
     """Held during the flush of a memtable, to limit copies of rows in memory: `flush.at_once` regions at a time."""
     log: Log = field(default_factory=lambda: logging.getLogger("memwal.region"))

@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from memwal.flush import CommitReport
 from memwal.ingest.engine.region.state import Backlog
@@ -33,6 +34,8 @@ from memwal.wal import Clock
 _LOG = logging.getLogger("memwal.commit")
 LOOK_EVERY, LOOKS = 1.0, 10
 """Maximum seconds between two checks, and minimum number of checks per interval."""
+TURN_EVERY = 0.1
+"""Seconds between two checks whether a loop that waits for its turn is stopped."""
 PAUSE_MAX = 5.0
 """Longest pause, in seconds, after a failure; the interval if that is shorter."""
 GIVE_WAY_MAX = 300.0
@@ -56,15 +59,18 @@ class CommitLoop:
         clock: Clock,
         paused: Callable[[], bool] = lambda: False,
         table: str = "",
+        turn: threading.Semaphore | None = None,
     ) -> None:
         """Create a loop; with `limits.interval` 0 it commits on demand only.
 
         `paused`: returns whether the policy is suspended; called only when something is due, so an idle table makes no
-        request for it. `table`: its address, for log lines.
+        request for it. `table`: its address, for log lines. `turn`: limits how many tables of this process flush and
+        commit at a time by the policy. A table that has waited for half of the interval goes on without it, so that one
+        whose storage hangs holds up no other.
         """
         self._steps, self._limits, self._clock, self._paused = steps, limits, clock, paused
         self._look_every = min(LOOK_EVERY, limits.interval / LOOKS)
-        self._table = table
+        self._table, self._turn = table, turn
         self._took, self._warnings = 0.0, LogLimit(clock.monotonic)
         self._waits_since: float | None = None
         self._gives_way_for = GIVE_WAY_MAX
@@ -91,13 +97,16 @@ class CommitLoop:
             return decision
         if self._paused() or self._gives_way():
             return "nothing"
-        began = self._clock.monotonic()
-        try:
-            if decision == "flush":
-                self._steps.flush()
-        finally:
-            with self._one_at_a_time:
-                self._commit(began)
+        with self._in_turn():
+            if self._stopped.is_set():
+                return "nothing"
+            began = self._clock.monotonic()
+            try:
+                if decision == "flush":
+                    self._steps.flush()
+            finally:
+                with self._one_at_a_time:
+                    self._commit(began)
         return decision
 
     def commit(self) -> CommitReport:
@@ -122,6 +131,19 @@ class CommitLoop:
         self._wake.set()
         if self._worker is not None:
             self._worker.wait()
+
+    @contextmanager
+    def _in_turn(self) -> Iterator[None]:
+        """Wait until it is this table's turn, the loop is stopped, or half of the interval has passed."""
+        turn, until = self._turn, self._clock.monotonic() + self._limits.interval / 2
+        has_turn = False
+        while turn is not None and not (has_turn or self._stopped.is_set() or self._clock.monotonic() >= until):
+            has_turn = turn.acquire(timeout=TURN_EVERY)
+        try:
+            yield
+        finally:
+            if turn is not None and has_turn:
+                turn.release()
 
     def _gives_way(self) -> bool:
         """Return whether to wait for a load."""

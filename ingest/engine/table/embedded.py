@@ -90,7 +90,8 @@ class Table(LevelReads, LanceDBForms):
         self.upkeep = steps = TableUpkeep(self.regions, self._reader, settings, self._columns.take_over)
         self.pauses = PauseWatch(context.store, context.clock, context.ids, context.wal_options, context.name)
         paused = lambda: "commits" in self.pauses.recent()  # noqa: E731
-        self._commits = CommitLoop(steps, settings.commit, context.clock, paused, reader.opened.uri)
+        place, turn = reader.opened.uri, context.committing
+        self._commits = CommitLoop(steps, settings.commit, context.clock, paused, place, turn)
         self._collections = Periodic("collection", steps.collect, settings.gc.interval)
         self._process = os.getpid()
         self._owner = f"pid {self._process}"

@@ -51,14 +51,15 @@ def open_table(
     claimant: Claimant | None = None,
     lazy: bool = False,
     name: str = "",
+    turn: threading.Semaphore | None = None,
 ) -> embedded.Table:
     """Open (or create) the table of `settings` and claim its regions; with `claim` False claim none yet.
 
     `ask`: asks a daemon that an owner note names what it owns. `on_replay`: called during the log's replay; without
     it a terminal shows a progress bar if the replay takes long. `clock`: None for the system's. `claimant`: the
     claiming process; by default a program that takes nothing over. `lazy`: see `embedded.Table`. `name`: of a table of
-    a fleet, for its log lines. With `claim` False, live owners are checked only if a claimant is given. If the table is
-    being resized, wait up to `wal.retry_budget`.
+    a fleet, for its log lines. `turn`: see `CommitLoop`. With `claim` False, live owners are checked only if a claimant
+    is given. If the table is being resized, wait up to `wal.retry_budget`.
     Raises: Invalid; Unavailable if another process serves it (`table.live_owners`); wal and flush errors.
     """
     clock = clock or wal.SystemClock()
@@ -76,7 +77,8 @@ def open_table(
             context = context_of(settings, base, store, clock, ids, wal_options).named(name)
             base = replace(base, caches=LanceCaches(settings.table.cache_max))
             with nullcontext(on_replay) if on_replay is not None or not claim else replay_bar(clock) as tell:
-                context = replace(context, on_replay=tell, daemon=claimant is not None and claimant.daemon)
+                daemon = claimant is not None and claimant.daemon
+                context = replace(context, on_replay=tell, daemon=daemon, committing=turn)
                 alone = None if claimant is None or claimant.daemon else claimant
                 with claiming(base, take_over=alone.take_over) if alone else nullcontext():
                     return embedded.Table(base, context, settings, base.regions if claim else (), lazy=lazy)

@@ -50,6 +50,8 @@ from memwal.ingest.threads import stop_event
 
 T = TypeVar("T")
 
+COMMITS_AT_ONCE = 1
+"""Tables of a fleet that flush and commit at a time by their policy: puts of the others need the processors."""
 LOOK_EVERY = 1.0
 """Seconds between two checks whether a region has stopped itself."""
 _LOG = logging.getLogger("memwal.daemon")
@@ -256,9 +258,11 @@ def _serve_fleet(
     def known() -> dict[str, str]:
         return {name: address_of(name) for name in table_names(settings, environ)}
 
+    turn = threading.Semaphore(COMMITS_AT_ONCE)
+
     def opened(name: str) -> Table:
         of_table = settings.of_table(name)
-        table = open_table(of_table, environ, ask=ask, claim=False, claimant=claimant, lazy=True, name=name)
+        table = open_table(of_table, environ, ask=ask, claim=False, claimant=claimant, lazy=True, name=name, turn=turn)
         table.announce(place.endpoint, name)
         return table
 
