@@ -191,9 +191,9 @@ def looks_once_for_all_reads() -> Planted:
 
 def rests_one_entry_too_far() -> Planted:
     """Replay after a rest begins one entry too late."""
-    original = memwal.ingest.engine.region.core._passed
+    original = memwal.ingest.engine.region.core.passed_over
     return patch.object(
-        memwal.ingest.engine.region.core, "_passed", lambda manifest, position: original(manifest, position + 1)
+        memwal.ingest.engine.region.core, "passed_over", lambda manifest, position: original(manifest, position + 1)
     )
 
 

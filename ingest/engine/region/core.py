@@ -88,7 +88,7 @@ class _Ending:
             self._core.end(error)
 
 
-def _passed(manifest: wal.RegionManifest, position: int) -> wal.RegionManifest:
+def passed_over(manifest: wal.RegionManifest, position: int) -> wal.RegionManifest:
     """Return `manifest` with replay after `position`; every row up to there is in an SST or in the base table."""
     after, seen = max(manifest.replay_after, position), max(manifest.last_seen, position)
     return replace(manifest, replay_after=after, last_seen=seen)
@@ -350,7 +350,7 @@ class RegionCore:
 
         def released(current: wal.RegionManifest) -> wal.RegionManifest:
             return (
-                replace(_passed(current, position), read_lease=0, released=epoch)
+                replace(passed_over(current, position), read_lease=0, released=epoch)
                 if rest
                 else replace(current, read_lease=0)
             )
@@ -489,7 +489,7 @@ class RegionCore:
             return
 
         with suppress(wal.OutcomeUnknown):  # the edit may have been applied, or is made again
-            self.levels.adopt(self._manifests.edit(self.guard, partial(_passed, position=position)))
+            self.levels.adopt(self._manifests.edit(self.guard, partial(passed_over, position=position)))
             self._frozen_to = position
 
     # ---- inside --------------------------------------------------------------------------------------------------
