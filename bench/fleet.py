@@ -197,8 +197,8 @@ def used(given: argparse.Namespace, daemons: Daemons) -> None:
     waited = {table.name: max(acked - max(sent, at) for sent, acked in table.acks if acked >= at) for table in active}
     lost = [waited[table.name] for table in active if killed in owners[table.name].values()]
     others = [waited[table.name] for table in active if killed not in owners[table.name].values()]
-    said("kill: tables of which the killed daemon had a region", len(lost), "")
-    for label, bound, found in (("such a table", 1.0, lost), ("the others", None, others)):
+    said("kill: tables with a region in the killed daemon", len(lost), "")
+    for label, bound, found in (("these tables", 1.0, lost), ("the other tables", None, others)):
         if found:
             said(f"kill: p50 of the longest wait of a put to {label}", float(np.percentile(found, 50)), "s")
             said(f"kill: p99 of the longest wait of a put to {label}", float(np.percentile(found, 99)), "s", bound)
@@ -206,7 +206,7 @@ def used(given: argparse.Namespace, daemons: Daemons) -> None:
         found = table.client.count()
         if found != table.rows:
             raise AssertionError(f"{table.name} has {found} rows, {table.rows} were acknowledged")
-    print(f"every acknowledged row of {len(active) + 1} tables is there, once")
+    print(f"{len(active) + 1} tables have every acknowledged row once")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -12,4 +12,4 @@ def test_a_small_fleet_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     told = capsys.readouterr().out
     for figure in ("start", "rest", "known", "first put to an idle table", "active", "kill"):
         assert f"\n{figure}" in told, told
-    assert told.endswith("every acknowledged row of 5 tables is there, once\n")
+    assert told.endswith("5 tables have every acknowledged row once\n")

@@ -53,7 +53,7 @@ class FleetProcesses:
         return memwal.connect(self.endpoints, table=name, create=create)
 
     def told(self, name: str) -> dict[str, Any]:
-        """Return what `memwal.tables` tells of a table."""
+        """Return the entry of a table in `memwal.tables`."""
         return next(table for table in memwal.tables(self.endpoints) if table["name"] == name)
 
     def epoch(self, name: str) -> int:
@@ -176,11 +176,11 @@ class Writer:
         self._thread.join()
         assert self.errors == []
         found = self.client.scan(columns=["id"]).read_all().column("id").to_pylist()
-        assert sorted(found) == self.acked, "each acknowledged row is there, once"
+        assert sorted(found) == self.acked, "the table has each acknowledged row once"
 
 
 def continued(writers: list[Writer], puts: int) -> None:
-    """Return when each writer has so many more acknowledged puts."""
+    """Return when each writer has `puts` more acknowledged puts."""
     before = [len(writer.acked) for writer in writers]
     until(lambda: all(len(writer.acked) >= then + puts for writer, then in zip(writers, before, strict=True)))
 

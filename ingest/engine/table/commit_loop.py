@@ -65,8 +65,8 @@ class CommitLoop:
 
         `paused`: returns whether the policy is suspended; called only when something is due, so an idle table makes no
         request for it. `table`: its address, for log lines. `turn`: limits how many tables of this process flush and
-        commit at a time by the policy. A table that has waited for half of the interval goes on without it, so that one
-        whose storage hangs holds up no other.
+        commit at a time by the policy. A table that has waited for half of the interval commits without it, so that
+        a table whose storage hangs does not block the others.
         """
         self._steps, self._limits, self._clock, self._paused = steps, limits, clock, paused
         self._look_every = min(LOOK_EVERY, limits.interval / LOOKS)

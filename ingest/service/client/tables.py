@@ -17,7 +17,7 @@ from memwal.ingest.service.rpc.connection import Connection
 TIMEOUT = 10.0
 """Seconds for a daemon's answer, which may list a prefix on storage."""
 _STATES = ("serving", "broken", "idle")
-"""The state of a table for which daemons tell different ones is the first of these."""
+"""If daemons report different states of a table, the first of these counts."""
 
 
 @translate_errors
@@ -56,12 +56,11 @@ def merged(answers: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     epochs: dict[tuple[str | None, str], int] = {}
     for answer in answers:
         for told in answer["tables"]:
-            name, state = told["name"], told["state"]
-            table = found.setdefault(name, {"name": name, "address": told["address"], "state": state, "rows": None})
-            table.setdefault("regions", None)
-            owners = table.setdefault("owners", {})
-            table.setdefault("error", None)
-            table["state"] = min(table["state"], state, key=_STATES.index)
+            name = told["name"]
+            fresh = {**{field: told[field] for field in ("name", "address", "state")}, "rows": None, "regions": None}
+            table = found.setdefault(name, {**fresh, "owners": {}, "error": None})
+            owners = table["owners"]
+            table["state"] = min(table["state"], told["state"], key=_STATES.index)
             table["error"] = table["error"] or told["error"]
             if told["rows"] is not None:
                 table |= {"rows": max(told["rows"], table["rows"] or 0), "regions": told["count"]}

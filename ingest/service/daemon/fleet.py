@@ -26,8 +26,9 @@ from memwal.ingest.log_limit import LogLimit
 from memwal.ingest.refusals import wrong_table
 from memwal.ingest.service.daemon.balancer import Balancer
 from memwal.ingest.service.daemon.tables import described
+from memwal.ingest.settings.fleet import listed
 from memwal.ingest.suggest import near
-from memwal.wal import Clock, WalError
+from memwal.wal import Clock
 
 _LOG = logging.getLogger("memwal.fleet")
 AGAIN = 1.0
@@ -84,25 +85,30 @@ class Fleet:
         """Read the names again. Raises: errors of listing a prefix."""
         found = self._addresses()
         with self._lock:
-            known = {name: each for name, each in self._entries.items() if name in found or each.table is not None}
+            kept = (
+                (name, each)
+                for name, each in self._entries.items()
+                if name in found or each.calls or each.table is not None
+            )
+            known = dict(kept)
             self._entries = {name: known.get(name) or _Entry(address) for name, address in found.items()} | known
 
     @contextmanager
     def using(self, name: str | None, id: str | None, covers: Callable[[str], bool] = bool) -> Iterator[Table]:
         """See `Tables.using`."""
-        entry = self._entry(name, covers)
-        assert name is not None
+        if name is not None and name not in self._entries:
+            self.refresh()
         with self._lock:
-            entry.calls += 1
-        try:
+            entry = None if name is None else self._entries.get(name)
+            if entry is not None:
+                entry.calls += 1
+        if name is None or entry is None:
+            raise self._unknown(name, covers)
+        with self._counted(entry):
             table = self._opened(name, entry)
             if id not in (None, table.id):
                 raise wrong_table(table.base.uri)
             yield table
-        finally:
-            with self._lock:
-                entry.calls -= 1
-                entry.used = self._clock.monotonic()
 
     @property
     def names(self) -> list[str]:
@@ -113,9 +119,11 @@ class Fleet:
         """See `Tables.create`."""
         if name not in self._entries:
             self.refresh()
-        with self._lock:  # `refresh` removes it if it cannot be created
+        with self._lock:  # if it cannot be created, the next `refresh` removes it
             entry = self._entries.setdefault(name, _Entry(self._address_of(name)))
-        self._opened(name, entry)
+            entry.calls += 1
+        with self._counted(entry):
+            self._opened(name, entry)
 
     def opened(self, name: str) -> Table:
         """Open a table for the balancer, unless it is open. Raises: errors of `using`."""
@@ -143,7 +151,7 @@ class Fleet:
         for name, table in self.open().items():
             try:
                 self._look_at(name, table)
-            except (MemWalError, WalError) as error:
+            except Exception as error:  # noqa: BLE001 - the other tables, and the daemon, go on
                 text = f"{name}: cannot look after the table, will try again: {classify(error)}"
                 if (line := self._warnings.text(name, text)) is not None:
                     _LOG.warning("%s", line)
@@ -156,19 +164,23 @@ class Fleet:
 
     # ---- inside --------------------------------------------------------------------------------------------------
 
-    def _entry(self, name: str | None, covers: Callable[[str], bool]) -> _Entry:
-        if name is not None and name not in self._entries:
-            self.refresh()
-        entry = None if name is None else self._entries.get(name)
-        if entry is None:
-            names, why = list(filter(covers, self.names)), {"reason": NO_TABLE}
-            some = ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
-            if name is None:
-                text = f"this daemon serves several tables, name one with table=: {some or 'it has none yet'}"
-                raise Invalid(text, why)
-            hint = near(name, names) or f"; it has {some or 'none yet'}"
-            raise Invalid(f"this daemon has no table {name!r:.120}{hint}", why)
-        return entry
+    @contextmanager
+    def _counted(self, entry: _Entry) -> Iterator[None]:
+        """Return the context of a call that is counted in `entry`, which `refresh` and `_close` leave alone."""
+        try:
+            yield
+        finally:
+            with self._lock:
+                entry.calls -= 1
+                entry.used = self._clock.monotonic()
+
+    def _unknown(self, name: str | None, covers: Callable[[str], bool]) -> Invalid:
+        names, why = list(filter(covers, self.names)), {"reason": NO_TABLE}
+        some = listed(names)
+        if name is None:
+            return Invalid(f"this daemon serves several tables, name one with table=: {some or 'it has none yet'}", why)
+        hint = near(name, names) or f"; it has {some or 'none yet'}"
+        return Invalid(f"this daemon has no table {name!r:.120}{hint}", why)
 
     def _opened(self, name: str, entry: _Entry) -> Table:
         if (table := entry.table) is not None and not table.closed:

@@ -160,7 +160,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
             explanations = list[Explanation]()
             if request.pop("explain", None):
                 request["explain"] = explanations.append
-            gone, clock = context.is_cancelled, table.regions.context.clock if table else SystemClock()
+            gone, clock = context.is_cancelled, SystemClock() if table is None else table.regions.context.clock
             caller = self._limits.reader(gone, clock.monotonic) if operation.bounded else Caller(gone)
             answer = caller.run(partial(self._handled, operation, table, request))
             if isinstance(answer, pa.Table):

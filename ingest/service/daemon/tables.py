@@ -64,8 +64,8 @@ class OneTable:
         yield table
 
     def _another(self, name: str) -> str:
-        ours = "has no name" if self._name is None else f"is called {self._name!r}"
-        return f"this daemon serves one table, {self.table.base.uri}, which {ours}; leave out table={name!r:.60}"
+        identity = "has no name" if self._name is None else f"is called {self._name!r}"
+        return f"this daemon serves one table, {self.table.base.uri}, which {identity}; leave out table={name!r:.60}"
 
     def open(self) -> Mapping[str, Table]:
         """See `Tables.open`."""
