@@ -418,7 +418,7 @@ def backup(
     from memwal.ingest.cli.tables import on_tables
 
     def copy(call: Call) -> int:
-        place = dest if table_option() or not call.name else f"{dest.rstrip('/')}/{call.name}"
+        place = dest if table_option() or not call.settings.name else f"{dest.rstrip('/')}/{call.settings.name}"
         return back_up(call, place, option or [], resume=resume, as_json=as_json)
 
     return on_tables(config, copy, as_json=as_json)

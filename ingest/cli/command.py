@@ -101,8 +101,6 @@ class Call:
     settings: Settings
     environ: Mapping[str, str]
     console: CommandConsole = field(default_factory=CommandConsole)
-    name: str = ""
-    """Of the table, in a configuration of several."""
     fleet: Settings | None = None
     """The whole configuration."""
 
@@ -113,7 +111,7 @@ class Call:
         Raises: Invalid with every problem; errors of `one_table`.
         """
         settings = configuration(config)
-        return cls(one_table(settings, config), os.environ, name=table_option(), fleet=settings)
+        return cls(one_table(settings, config), os.environ, fleet=settings)
 
     @property
     def uri(self) -> str:

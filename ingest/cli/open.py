@@ -39,7 +39,7 @@ def open_base(call: Call, create_for: InputFile | None = None) -> tuple[flush.Ba
         call.console.note(f"created {uri}")
     if base is None:
         others = table_names(call.fleet, call.environ) if call.fleet and call.fleet.fleet.prefix else ()
-        hint = near(call.name, others) or ";"
+        hint = near(call.settings.name or "", others) or ";"
         raise Invalid(f"{uri}: the table does not exist{hint} `memwal init`, `memwal load` or `memwal run` creates it")
     return base, wal.open_store(uri, options)
 

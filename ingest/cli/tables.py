@@ -40,7 +40,7 @@ def on_tables(config: Path, work: Callable[[Call], int], *, as_json: bool = Fals
     """
     settings = configuration(config)
     if not settings.is_fleet or table_option():
-        return work(Call(one_table(settings, config), os.environ, name=table_option(), fleet=settings))
+        return work(Call(one_table(settings, config), os.environ, fleet=settings))
     console, codes, results = CommandConsole(), [0], dict[str, Any]()
     for name in table_names(settings, os.environ):
         if not as_json:
@@ -95,7 +95,7 @@ def _row(settings: Settings, name: str) -> tuple[dict[str, Any], MemWalError | N
 
 
 def _call(settings: Settings, name: str) -> Call:
-    return Call(settings.of_table(name), os.environ, name=name, fleet=settings)
+    return Call(settings.of_table(name), os.environ, fleet=settings)
 
 
 def _report(name: str, problem: MemWalError) -> int:

@@ -190,10 +190,11 @@ class RegionSet:
 
     def claimable(self, region: UUID) -> bool:
         """Return whether `region` has no serving writer here, and the next call that needs it claims it here."""
+        if self.claim is None or self.draining or region not in self._buckets:
+            return False
         held = self._held.get(region)
         gone = region not in self.coming if held is None else held.failure is not None
-        here = self.claim is not None and not self.draining and region in self._buckets
-        return here and gone and self.belongs(region)
+        return gone and self.belongs(region)
 
     def missing(self, region: UUID) -> Invalid | Unavailable:
         """Return the error of a call that names `region`, which is not here."""
