@@ -158,9 +158,9 @@ class KafkaServer(ServerProcess):
         from confluent_kafka import Producer
 
         failed: list[Any] = []
-        producer = Producer(
-            {"bootstrap.servers": self.brokers, "message.max.bytes": _LARGEST_MESSAGE, "linger.ms": 5, **_QUIET}
-        )
+        # Without idempotence, a batch that the broker of a new topic refuses at first is stored behind later ones.
+        limits = {"message.max.bytes": _LARGEST_MESSAGE, "linger.ms": 5, "enable.idempotence": True}
+        producer = Producer({"bootstrap.servers": self.brokers, **limits, **_QUIET})
         for record in records:
             while len(producer) > 50_000:
                 producer.poll(0.1)

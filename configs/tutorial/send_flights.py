@@ -100,7 +100,8 @@ def main() -> None:
     if given.create:
         print(f"topic {TOPIC} is created")
         return
-    producer = Producer({**client, "linger.ms": 5})
+    # Idempotence keeps the order of the events of a flight if the broker refuses a batch at first.
+    producer = Producer({**client, "linger.ms": 5, "enable.idempotence": True})
     began, sent = time.monotonic(), 0
     for sent, (key, value) in enumerate(events(given.days), 1):
         producer.produce(TOPIC, json.dumps(value), json.dumps(key))
