@@ -11,6 +11,8 @@ with its bound.
 * active: tables with one durable put of 10 rows per second each; beside it one table alone with the same number of puts
   per second, in the same daemons, in alternating rounds.
 * kill: the longest wait of a put to each table after the SIGKILL of a daemon, while all have one put per second.
+* split: with `--split` only this: the longest put while a table with `regions.count = "auto"` goes from 1 to 2 and from
+  2 to 4 regions under four writers, in this process and through two daemons of a fleet.
 
 At the end every acknowledged row must be in its table, once.
 """
@@ -18,6 +20,7 @@ At the end every acknowledged row must be in its table, once.
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import sys
 import tempfile
@@ -27,6 +30,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -45,6 +49,8 @@ SMOKE = (20, 5, 2.0)
 ROWS = 10
 QUICK = {"fleet": {"idle_after": "3s"}, "commit": {"interval": "1s"}}
 """Shorter than the defaults, so that tables become idle within the measurement; under load the defaults apply."""
+SPLITS = {"count": "auto", "count_max": 4, "split_rate": 1, "split_interval": "3s"}
+"""Every load splits a table twice."""
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("value", pa.string())])
 _CLIENTS = 32
 """Clients that are connected in parallel."""
@@ -209,6 +215,56 @@ def used(given: argparse.Namespace, daemons: Daemons) -> None:
     print(f"{len(active) + 1} tables have every acknowledged row once")
 
 
+def splits(directory: Path) -> None:
+    """Print the longest put beside the splits of a table, and check its rows."""
+    with memwal.open(directory / "here.lance", schema=SCHEMA, key="id", settings={"regions": SPLITS}) as table:
+        split(table, "in this process")
+    columns = {"id": "int64", "value": "string"}
+    fleet: dict[str, Any] = {
+        "fleet": {"prefix": str(directory)},
+        "table": {"key": ["id"], "columns": columns},
+        "regions": SPLITS,
+    }
+    with (
+        Daemons(directory, toml(fleet), 0) as daemons,
+        memwal.connect(daemons.endpoints, table="t", create=True) as table,
+    ):
+        split(table, "through two daemons")
+
+
+def split_into(table: Any, regions: int) -> bool:
+    """Return whether `table` has this number of regions."""
+    return len(table.status()["regions"]) == regions
+
+
+def split(table: Any, where: str) -> None:
+    """Print the longest put into `table` until it has 2 and 4 regions."""
+    stop, acks, number = threading.Event(), list[tuple[float, float]](), itertools.count()
+
+    def put() -> None:
+        while not stop.is_set():
+            first = next(number) * ROWS
+            rows = pa.table({"id": list(range(first, first + ROWS)), "value": ["a value"] * ROWS}, schema=SCHEMA)
+            sent = time.perf_counter()
+            table.put(rows)
+            acks.append((sent, time.perf_counter()))
+
+    threads = [threading.Thread(target=put) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for regions in (2, 4):
+        since = time.perf_counter()
+        until(partial(split_into, table, regions))
+        time.sleep(1.0)
+        longest = max(acked - sent for sent, acked in list(acks) if sent >= since)
+        said(f"split to {regions} regions {where}: longest put", longest * 1e3, "ms", 200.0)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    if (found := table.count()) != len(acks) * ROWS:
+        raise AssertionError(f"{found} rows, {len(acks) * ROWS} were acknowledged")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench.fleet", description=__doc__)
@@ -217,11 +273,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--active", type=int, default=ACTIVE, help="tables that are written (%(default)s)")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="of each phase (%(default)s)")
     parser.add_argument("--s3", type=float, nargs="?", const=0.0, help="on an S3 server, with ms added to a request")
+    parser.add_argument("--split", action="store_true", help="only the pause of a table that splits")
     given = parser.parse_args(arguments)
     if given.smoke:
         given.tables, given.active, given.seconds = SMOKE
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        if given.split:
+            splits(directory)
+            return 0
         place = None if given.s3 is None else stack.enter_context(on_s3(directory, given.s3 / 1e3))
         sections: dict[str, Any] = {
             "table": {"key": ["id"], "columns": {"id": "int64", "value": "string"}},

@@ -35,6 +35,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
+from threading import Lock
 from typing import Any
 from uuid import UUID
 
@@ -159,8 +160,8 @@ def finish(
     done = decided(store, base.routing_version)
     if done is not None:
         base = with_its_loads(base, store)
-        on_disk = cache(partial(sync_table, base.dataset))
-        opened = partial(_open, base, store, done, on_disk, clock=clock, ids=ids, options=options)
+        on_disk, syncing = cache(partial(sync_table, base.dataset)), Lock()
+        opened = partial(_open, base, store, done, on_disk, syncing, clock=clock, ids=ids, options=options)
         for _ in each(opened, base.regions, at_once):
             continue
     return base
@@ -238,6 +239,7 @@ def _open(
     store: ObjectStore,
     to: Decision,
     on_disk: Callable[[], None],
+    syncing: Lock,
     region: UUID,
     *,
     clock: Clock,
@@ -246,14 +248,15 @@ def _open(
 ) -> None:
     """Open one region, unless it is already open; another process may be opening it concurrently.
 
-    `on_disk`: syncs the switch, which may come from another process that did not sync it.
+    `on_disk`: syncs the switch, which may come from another process that did not sync it; called with `syncing`.
     """
     manifests = ManifestStore(store, region, clock=clock, options=options)
     for _ in range(_OPENINGS):
         current = manifests.latest()
         if current is None or current.spec_id >= to.routing or current.status is not RegionStatus.SEALED:
             return  # None: `verify` reports it, and an older routing cannot claim it
-        on_disk()
+        with syncing:
+            on_disk()
         try:
             claim(
                 store,

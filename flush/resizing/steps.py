@@ -5,10 +5,10 @@ Routing version k with n regions becomes version k+1 with m. Every region manife
 
  1. **Finish** an earlier resize: switch to a decided version and open its regions (`flush.resizing.routing`).
     (model: Resize!Begin)
- 2. **Seal**, region by region, all of the n and of the m: a claim raises the epoch and seals in one manifest write. It
-    fences the region's writer, and from then on only another resize may claim the region. A missing region is created
-    sealed. *Crash here: some regions are sealed, the routing is k. The next resize continues; to stay with n, resize to
-    n.* (model: Resize!Seal)
+ 2. **Seal** all of the m and of the n, region by region, those of the n last: a claim raises the epoch and seals in one
+    manifest write. It fences the region's writer, and from then on only another resize may claim the region. A missing
+    region is created sealed. *Crash here: some regions are sealed, the routing is k. The next resize continues; to stay
+    with n, resize to n.* (model: Resize!Seal)
  3. **Drain** each of the n as it is sealed: replay its log, and flush it generation by generation. First wait until no
     older owner answers reads from memory (`wal.lease`), because a key may move to a region where it never was before.
     *Crash here: as in 2. The log, or an SST, has the rows.* (model: Resize!Drain)
@@ -42,8 +42,9 @@ are drained. No clock decides anything.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 from uuid import UUID
 
 from memwal.flush.base.sharding import bucket_regions
@@ -121,6 +122,7 @@ def resize(
     memory_max: int = MEMORY_MAX,
     options: WalOptions | None = None,
     on_step: Step = lambda _: None,
+    stop_writers: Callable[[], object] = lambda: None,
     at_once: int = AT_ONCE,
 ) -> ResizeReport:
     """Change the table at `uri`, the root of `store`, to `buckets` regions. Steps: see the module docstring.
@@ -128,6 +130,7 @@ def resize(
     - `retries`, `memory_max`: as for `commit`; `memory_max` also limits the bytes of logs drained at once, but at least
       one region's.
     - `on_step`: called before each step, in this thread.
+    - `stop_writers`: called before the first seal of a region in use, so that its owner may end the writers in order.
     - `at_once`: regions sealed, drained and opened in parallel.
 
     Thread safety. Any number of threads and processes; one wins.
@@ -146,21 +149,14 @@ def resize(
             raise InvalidResize(f"{uri}: the table has {buckets} regions already; give another number")
         return ResizeReport(base.routing_version, begun.buckets, buckets, base.version, 0, 0, 0.0, resumed=True)
     run = _Run(base, store, clock, ids, options, on_step, at_once, Budget(memory_max))
-    began = clock.monotonic()
     try:
-        rows = run.seal_and_drain(bucket_regions(buckets))
+        rows = run.seal_and_drain([region for region in bucket_regions(buckets) if region not in base.regions])
+        stop_writers()
+        began = clock.monotonic()
+        rows += run.seal_and_drain(base.regions)
         on_step("committing")
-        report = commit(
-            uri,
-            storage_options,
-            store,
-            clock=clock,
-            ids=ids,
-            retries=retries,
-            memory_max=memory_max,
-            courtesy=0.0,
-            options=options,
-        )
+        limits: dict[str, Any] = {"retries": retries, "memory_max": memory_max, "courtesy": 0.0}
+        report = commit(uri, storage_options, store, clock=clock, ids=ids, options=options, **limits)
         base = run.switch(buckets)
     except (Fenced, Resized) as error:
         raise CommitConflict(f"{uri}: another resize took the regions over ({error})") from error
@@ -200,9 +196,9 @@ class _Run:
     budget: Budget
     _claims: dict[UUID, Claim] = field(default_factory=dict)
 
-    def seal_and_drain(self, target: tuple[UUID, ...]) -> int:
+    def seal_and_drain(self, regions: Sequence[UUID]) -> int:
         """Run steps 2 and 3; return the number of rows that were only in the log."""
-        rows, regions = 0, list(dict.fromkeys((*self.base.regions, *target)))
+        rows = 0
         for number, drained in enumerate(each(self._sealed_and_drained, regions, self.at_once), 1):
             rows += drained
             self.on_step(f"{number} of {len(regions)} regions sealed and drained")

@@ -88,6 +88,7 @@ def render(status: Mapping[str, Any], limit: int | None = None) -> RenderableTyp
         )
         rows.append([Text(value) for value in row])
     routing = f"{len(status['regions'])} regions claimed, routing version {status.get('routing', 1)}"
+    routing += f", doubles up to {most} as the table grows" if (most := status.get("regions_max")) else ""
     head = f"{status['table']}: version {status['base_version']}, {status['rows']:,} rows committed, {routing}"
     troubles = [
         f"region {each['bucket']} is {each['state'].replace('_', ' ')}: {text}"

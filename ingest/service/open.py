@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -24,6 +24,7 @@ from memwal.ingest.errors import Invalid, MemWalError, translate_errors
 from memwal.ingest.service.rpc.connection import Connection
 from memwal.ingest.service.rpc.credentials import Access
 from memwal.ingest.settings.load import Settings, load
+from memwal.ingest.settings.values import AUTO
 
 ANSWER_WITHIN = 1.0
 """Seconds within which a daemon must answer what it owns; a live one answers in milliseconds."""
@@ -36,7 +37,7 @@ def open_embedded(
     schema: pa.Schema | None = None,
     data: Any = None,
     key: str | Sequence[str] | None = None,
-    regions: int | None = None,
+    regions: int | Literal["auto"] | None = None,
     indexes: Mapping[str, str | dict[str, Any]] | None = None,
     storage_options: Mapping[str, str] | None = None,
     settings: str | Path | Mapping[str, Any] | None = None,
@@ -93,7 +94,7 @@ def open_embedded(
 def _overrides(
     uri: str | os.PathLike[str],
     key: str | Sequence[str] | None,
-    regions: int | None,
+    regions: int | Literal["auto"] | None,
     indexes: Mapping[str, str | dict[str, Any]] | None,
     storage_options: Mapping[str, str] | None,
 ) -> dict[str, dict[str, Any]]:
@@ -112,14 +113,14 @@ def _overrides(
 
 
 def _check_arguments(
-    settings: Settings, schema: pa.Schema | None, regions: int | None, indexes: bool, *, read_only: bool
+    settings: Settings, schema: pa.Schema | None, regions: int | str | None, indexes: bool, *, read_only: bool
 ) -> None:
     """Raise Invalid for arguments that contradict an existing table, which would otherwise be ignored."""
     uri, options = settings.table.uri, settings.storage_options(os.environ)
     base = flush.BaseTable.open(uri, options) if read_only else flush.BaseTable.find(uri, options, to_write=True)
     if base is None:
         return
-    if regions not in (None, base.buckets):
+    if regions not in (None, AUTO, base.buckets):
         raise Invalid(f"regions = {regions}, but the table at {base.uri} has {base.buckets}; leave the argument out")
     kinds = {spec.column: spec.kind for spec in base.indexes}
     wanted = {spec.column: spec.kind for spec in settings.index_specs()} if indexes else {}

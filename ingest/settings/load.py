@@ -245,7 +245,7 @@ def _from_text(section: str, key: str, text: str) -> Any:
     A value that is neither is returned as text; the validation of its section then reports the expected type.
     """
     field = section_type(section).model_fields[key]
-    if field.annotation not in (int, bool, float) and not isinstance(field.annotation, GenericAlias):
+    if field.annotation not in (int, bool, float, int | str) and not isinstance(field.annotation, GenericAlias):
         return text
     try:
         return tomllib.loads(f"value = {text}")["value"]

@@ -38,6 +38,7 @@ from memwal.ingest.settings.values import (
     Lifetime,
     Option,
     OrphanAge,
+    RegionCount,
     Secret,
     Section,
     Size,
@@ -47,7 +48,7 @@ from memwal.ingest.settings.values import (
 from memwal.ingest.suggest import suggestion
 from memwal.ingest.values.type_names import parse_type
 from memwal.memtable.index_spec import IndexSpec
-from memwal.wal import WalOptions
+from memwal.wal import BUCKETS_MAX, WalOptions
 
 KAFKA = "kafka"
 SUFFIX = ".lance"
@@ -117,10 +118,24 @@ class FleetSettings(Section):
 class RegionsSettings(Section):
     """Regions, the units of single-writer ownership; set when the table is created."""
 
-    count: int = Field(2, ge=1, le=4096)
-    """number of regions of a new table; rows are spread over them by key; see `memwal regions resize`"""
+    count: RegionCount = Field(2)
+    """number of regions of a new table; rows are spread over them by key; see `memwal regions resize`. "auto": one,
+    doubled while the table is open and grows"""
+    count_max: int = Field(16, ge=1, le=BUCKETS_MAX)
+    """the most regions that count = "auto" makes"""
+    split_rate: int = Field(20_000, ge=1)
+    """count = "auto" doubles the regions if more rows per second are put into one of them"""
+    split_rows: int = Field(10_000_000, ge=1)
+    """count = "auto" doubles the regions if the base table has more rows for each of them"""
+    split_interval: Duration = Field(60.0)
+    """least time between two doublings, and after the start"""
     by: list[str] = Field([])
     """columns that choose the region of a row, for a new `append_only` table; empty = the whole row"""
+
+    @property
+    def first(self) -> int:
+        """The number of regions of a new table."""
+        return 1 if isinstance(self.count, str) else self.count
 
 
 class WalSettings(Section):

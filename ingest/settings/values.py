@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Sec
 
 from memwal.ingest.secret_refs import check_only_reference, check_reference
 from memwal.ingest.values.type_names import parse_type
+from memwal.wal import BUCKETS_MAX
 
 OFF = "off"
 SECONDS: Mapping[str, float] = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
@@ -27,6 +28,8 @@ _LONGEST = 36500 * 86_400.0
 """Seconds. Threads cannot wait for three times this long."""
 _LARGEST = 1 << 50
 """Bytes: 1 PiB. Sums of larger numbers do not fit the 64 bits that Lance and Arrow use for some of them."""
+AUTO = "auto"
+"""The number of regions that grows with the table."""
 NAME_MAX = 100
 """Characters of a table name. File systems take 255 bytes, and some names beside the table's are longer."""
 _TABLE_NAME = re.compile(rf"[A-Za-z0-9_-][A-Za-z0-9_.-]{{0,{NAME_MAX - 1}}}")
@@ -70,6 +73,17 @@ def check_lifetime(value: object) -> str:
         return text if parse_duration(value) else OFF
     except ValueError as error:
         raise ValueError(f'{error}; or "{OFF}"') from None
+
+
+def check_count(value: object) -> int | str:
+    """Return a number of regions, or "auto". Raises: ValueError."""
+    if value == AUTO:
+        return AUTO
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ValueError(f'must be a whole number, or "{AUTO}"')
+    if not 1 <= value <= BUCKETS_MAX:
+        raise ValueError("must be at least 1" if value < 1 else f"must be at most {BUCKETS_MAX}")
+    return value
 
 
 def check_table_name(name: str) -> str:
@@ -120,6 +134,7 @@ Duration = Annotated[float, BeforeValidator(parse_duration)]
 Lifetime = Annotated[str, BeforeValidator(check_lifetime)]
 OrphanAge = Annotated[Duration, AfterValidator(_a_day_at_least)]
 Size = Annotated[int, BeforeValidator(parse_size)]
+RegionCount = Annotated[int | str, BeforeValidator(check_count)]
 ColumnType = Annotated[str, AfterValidator(_checked_type)]
 Option = Annotated[SecretStr, AfterValidator(check_reference)]
 Secret = Annotated[SecretStr, AfterValidator(check_only_reference)]

@@ -188,7 +188,7 @@ def test_a_read_that_a_daemon_begins_anew_under_is_of_the_regions_that_it_asked_
             expect_routing(*routing)
             service.tables.table = anew
 
-        monkeypatch.setattr("memwal.ingest.service.daemon.service.expect_routing", begins_anew)
+        monkeypatch.setattr("memwal.ingest.engine.table.resize.expect_routing", begins_anew)
         with pytest.raises(memwal.Unavailable) as refused:
             connection.read("count", asked)
         assert refused.value.details["reason"] in RESIZING

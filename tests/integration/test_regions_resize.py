@@ -38,7 +38,7 @@ def test_a_daemon_goes_on_with_the_new_regions(
         table.put(made.rows(range(50, 150), 1), token="a:2")
         assert table.count() == 150
         assert (table.status()["routing"], len(table.status()["regions"])) == (2, 5)
-    assert [line for line in running.errors if "routing version 2 holds, not 1; this daemon takes its share" in line]
+    assert [line for line in running.errors if "routing version 2 holds, not 1; this process takes its share" in line]
     assert len(running.errors) == 1
     assert "routing version 2" in cli("status", config).out
     assert "5 regions (routing version 2)" in cli("init", config).out

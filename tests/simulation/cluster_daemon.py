@@ -97,8 +97,7 @@ class ServingDaemon:
             take_over=False,  # type: ignore[arg-type]
         )
         try:
-            while life.run(None, lambda _: world.say("serves its share")):
-                world.say("the table was resized")
+            life.run(None, lambda _: world.say("serves its share"))
         except (*EXPECTED, MemWalError, flush.CommitConflict, RuntimeError) as error:
             world.say(f"ends: {type(error).__name__}")
         else:

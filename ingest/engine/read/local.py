@@ -40,6 +40,8 @@ class LevelReads(Reads):
 
     _buckets: Collection[int] | None = None
     """Buckets of the base rows to read; None: all."""
+    _routing: int | None = None
+    """Version of the routing of `_buckets`."""
 
     def __init__(self, base: flush.BaseTable, reader: Reader) -> None:
         """`base`: has the key and buckets, and the first columns and indexes. Every read opens the newest version."""
@@ -121,7 +123,7 @@ class LevelReads(Reads):
                     capture = partial(self._views, checked, request.get("keys"), again=attempt > 0)
                     views = capture() if trace is None else trace.captured(capture)
                     expect_waiting()
-                    levels = Captured(views, self._buckets, trace)
+                    levels = Captured(views, self._buckets, trace, self._routing)
                     with panics_as_errors:
                         answer = getattr(self._reader, read)(levels, **request)
                     if explain is not None and trace is not None:

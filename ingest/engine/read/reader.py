@@ -47,7 +47,6 @@ from memwal.ingest.engine.read.sst_cache import CACHE_BYTES, SstCache, SstId, lo
 from memwal.ingest.engine.read.top_k import HiddenShare, concatenate, in_order, merge, merge_arms
 from memwal.ingest.engine.read.traced import Trace, TracedView
 from memwal.ingest.errors import Invalid, Unavailable
-from memwal.ingest.refusals import expect_routing
 from memwal.memtable import TOMBSTONE, IndexSpec, InvalidRows, MemTable, Snapshot
 from memwal.memtable.text.columns import ColumnsQuery
 from memwal.memtable.vector.index import Way
@@ -75,6 +74,8 @@ class Captured(NamedTuple):
     """Buckets of the base rows, whose regions the views are of; None: all."""
     trace: Trace | None = None
     """Measures the read."""
+    routing: int | None = None
+    """Version of the routing of `buckets`."""
 
 
 class _Moment(NamedTuple):
@@ -99,16 +100,14 @@ class Reader:
         store: ObjectStore,
         *,
         cache_bytes: int = CACHE_BYTES,
-        routing: int | None = None,
         clock: Clock | None = None,
     ) -> None:
         """`base`: any version of the table. `cache_bytes`: limit for loaded SSTs.
 
-        `routing`: version of the routing of all views and buckets; None if their regions are not claimed. `clock`:
-        determines which rows have expired; None for the system's.
+        `clock`: determines which rows have expired; None for the system's.
         """
         self._clock = clock or SystemClock()
-        self._store, self.cache, self._routing = store, SstCache(cache_bytes), routing
+        self._store, self.cache = store, SstCache(cache_bytes)
         self._lock = threading.Lock()
         self._base = base
         self._columns = KnownColumns.of(base)
@@ -374,12 +373,11 @@ class Reader:
     def _merged_view(self, moment: _Moment, filter: str | None, *ranked: str) -> MergedView:
         """Merge the captured levels with the base table. `ranked`: columns that are searched or matched.
 
-        Raises: Unavailable (reason "resized") if the routing of the base table is not that of the views and buckets;
-        Invalid for `filter`.
+        Raises: CaptureOvertaken if the base table has another routing than the views and buckets; Invalid for `filter`.
         """
-        (views, buckets, trace), base, known = moment
-        if self._routing is not None and (views or buckets is not None):
-            expect_routing(base.uri, self._routing, base.routing_version)
+        (views, buckets, trace, routing), base, known = moment
+        if buckets is not None and routing not in (None, base.routing_version):
+            raise CaptureOvertaken
         indexed = _searched(known.indexes) & frozenset(ranked)
         stacks = tuple(self._stack(view, moment, indexed) for view in views)
         base = base if trace is None else trace.begin(base, stacks)

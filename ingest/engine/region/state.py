@@ -140,7 +140,8 @@ class RegionLevels:
             active = self.active.generation
             contexts = [self._context, *[frozen.context for frozen in self._frozen]]
             shapes = tuple([context.shape for context in contexts if context.shape is not None])
-            return RegionView(self._region, snapshots, self.manifest.ssts, shapes=shapes, active=active)
+            routing = self._context.routing
+            return RegionView(self._region, snapshots, self.manifest.ssts, None, shapes, active, routing=routing)
 
     def has_room(self, limits: Limits) -> bool:
         """Return whether unflushed bytes, uncommitted SSTs and the table's memory are below the limits of puts."""

@@ -44,6 +44,19 @@ class TableColumns:
         self.admission = Admission(regions.context)
         """Converts rows to these columns."""
 
+    def adopt(self, base: BaseTable) -> None:
+        """Adopt the routing and the columns of `base`. Requires: the set has no writers."""
+        with self._regions.changing:
+            self._regions.adopt(base)
+            context = self._regions.context
+            if context.shape not in (None, base.shape):
+                context.models.read(base)
+                self._former.append(context.shape)
+                self._regions.context = reshaped(context, base)
+            self.base = base
+            self._tell(base)
+            self.admission = Admission(self._regions.context)
+
     def take_over(self) -> list[Callable[[], None]]:
         """Do steps 1 and 2 of `region.admission`; return calls that wait for step 4. Raises: as a put."""
         with self._regions.changing:

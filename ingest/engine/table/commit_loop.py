@@ -74,11 +74,14 @@ class CommitLoop:
         self._took, self._warnings = 0.0, LogLimit(clock.monotonic)
         self._waits_since: float | None = None
         self._gives_way_for = GIVE_WAY_MAX
-        self._one_at_a_time = threading.Lock()
+        self.alone = threading.Lock()
+        """Held during a commit of this process, and by a resize."""
         self._newest: tuple[float, CommitReport] | None = None
         """The start time of the newest successful commit, and its report."""
         self._stopped, self._wake = threading.Event(), threading.Event()
         self._worker: Worker | None = None
+        self.grow: Callable[[], object] = lambda: None
+        """Called after each check."""
 
     def start(self) -> None:
         """Begin to commit by the policy."""
@@ -92,7 +95,7 @@ class CommitLoop:
             return self._follow(waiting)
         decision = decide([*waiting, *self._steps.others()], self._limits, self._took + self._look_every)
         if decision == "nothing":
-            with self._one_at_a_time:
+            with self.alone:
                 self._steps.expire(self._paused)
             return decision
         if self._paused() or self._gives_way():
@@ -105,7 +108,7 @@ class CommitLoop:
                 if decision == "flush":
                     self._steps.flush()
             finally:
-                with self._one_at_a_time:
+                with self.alone:
                     self._commit(began)
         return decision
 
@@ -116,7 +119,7 @@ class CommitLoop:
         sharing it would wait behind each of its own attempts.
         """
         asked = self._clock.monotonic()
-        with self._one_at_a_time:
+        with self.alone:
             if self._newest is not None and self._newest[0] > asked:
                 return self._newest[1]
             return self._commit(asked)
@@ -186,11 +189,12 @@ class CommitLoop:
             if self._stopped.is_set():
                 return
             pause = self._look_every
-            try:
-                self.step()
-            except BaseException as error:  # noqa: BLE001 - an error here would silently end all commits
-                # Not Exception: a panic of pylance's Rust code is only a BaseException.
-                pause = min(self._limits.interval, PAUSE_MAX)
-                text = f"{self._table}: commit failed, retrying in {pause:g} s: {classify(error)}"
-                if (told := self._warnings.text("commit", text)) is not None:
-                    _LOG.warning("%s", told)
+            for what, call in (("commit", self.step), ("change of the number of regions", self.grow)):
+                try:
+                    call()
+                except BaseException as error:  # noqa: BLE001 - an error here would silently end all commits
+                    # Not Exception: a panic of pylance's Rust code is only a BaseException.
+                    pause = min(self._limits.interval, PAUSE_MAX)
+                    text = f"{self._table}: {what} failed, retrying in {pause:g} s: {classify(error)}"
+                    if (told := self._warnings.text(what, text)) is not None:
+                        _LOG.warning("%s", told)

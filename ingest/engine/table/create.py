@@ -46,7 +46,7 @@ def find_or_create(
     row_schema(wanted, table.key)
     check_indexes(wanted, indexes)
     check_flush(settings, wanted)
-    regions, wal_format, by = settings.regions.count, settings.wal.format, _append_by(settings)
+    regions, wal_format, by = settings.regions.first, settings.wal.format, _append_by(settings)
     try:
         created = flush.BaseTable.create(
             table.uri, wanted, table.key, regions, indexes, options, wal_format, by, _rules(settings), _ttl(settings)
@@ -68,7 +68,7 @@ def initialise(settings: Settings, environ: Mapping[str, str], schema: Columns =
         base, created = find_or_create(settings, environ, schema)
         return base, "created" if created else "found"
     except flush.NotInitialised:
-        table, regions, options = settings.table, settings.regions.count, settings.storage_options(environ)
+        table, regions, options = settings.table, settings.regions.first, settings.storage_options(environ)
         indexes, wal_format, by = settings.index_specs(), _given_format(settings), _append_by(settings)
         adopted = flush.BaseTable.adopt(
             table.uri, table.key, regions, indexes, options, wal_format, by, _rules(settings), _ttl(settings)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
@@ -16,7 +17,7 @@ from uuid import UUID
 import pyarrow as pa
 
 from memwal import wal
-from memwal.flush import BaseTable, CommitReport, Upsert
+from memwal.flush import BaseTable, CommitReport, ResizeReport, Upsert, finish_resize, resize
 from memwal.ingest.engine.api.arguments import keys_or_filter
 from memwal.ingest.engine.api.filter_writes import FilterWrite, Update, rows_of
 from memwal.ingest.engine.api.lancedb_forms import LanceDBForms
@@ -36,10 +37,11 @@ from memwal.ingest.engine.region.writer import RegionWriter, Rested
 from memwal.ingest.engine.table import indexes
 from memwal.ingest.engine.table.columns import TableColumns
 from memwal.ingest.engine.table.commit_loop import CommitLoop
+from memwal.ingest.engine.table.growth import Growth
 from memwal.ingest.engine.table.open_here import close_at_exit
 from memwal.ingest.engine.table.pauses import PauseWatch
 from memwal.ingest.engine.table.regions import BeforeClaim, RegionSet, prove
-from memwal.ingest.engine.table.resize import Resizing
+from memwal.ingest.engine.table.resize import BROKEN_OFF, Gate, Resizing
 from memwal.ingest.engine.table.stored import base_status, space_status
 from memwal.ingest.engine.table.upkeep import TableUpkeep
 from memwal.ingest.engine.table.writes import TableWrites
@@ -47,10 +49,15 @@ from memwal.ingest.errors import Invalid, translate_errors
 from memwal.ingest.protocol import build
 from memwal.ingest.refusals import expect_routing
 from memwal.ingest.settings.load import Settings
+from memwal.ingest.settings.values import AUTO
 from memwal.ingest.threads import Periodic
 from memwal.wal.parallel_map import AT_ONCE, each
 
 _LOG = logging.getLogger("memwal.table")
+PASSES, QUICK = 5, 0.5
+"""Flushes and commits before a resize closes the gate: the maximum, and the seconds after which one is the last."""
+CLOSE_WITHIN, ADOPT_WITHIN = 0.1, 5.0
+"""Seconds that the calls under way get to end before a resize by this process, and after one by another process."""
 
 
 class Table(LevelReads, LanceDBForms):
@@ -68,10 +75,10 @@ class Table(LevelReads, LanceDBForms):
 
         `lazy`: claim others at their first use, and let `RegionSet.rest_idle` release idle ones; see `table.regions`.
         """
-        routing, clock = base.routing_version, context.clock
+        clock, self.gate = context.clock, Gate(base.uri, base.routing_version)
         rate, most = settings.table.put_rate_max, settings.table.memory_max
         cached = min(settings.flush.cache_max, most // 2 or settings.flush.cache_max)
-        reader = Reader(base, context.store, cache_bytes=cached, routing=routing, clock=clock)
+        reader = Reader(base, context.store, cache_bytes=cached, clock=clock)
         self.memory = TableMemory(most, lambda: self.regions.alive, reader.cache)
         """The memory that the table's rows take in this process."""
         super().__init__(base, reader)
@@ -86,19 +93,23 @@ class Table(LevelReads, LanceDBForms):
         self._callers_columns = CallersColumns(base.schema.names)
         self._missing = missing_rule(None, base.key, base.rules.upsert)
         paced = PutRate(rate, clock, context.meters, context.store.url("")) if rate else None
-        self.writes = TableWrites(self._columns, self.regions, self._reader, paced)
+        self.writes = TableWrites(self._columns, self.regions, self._reader, paced, self.gate)
         self.upkeep = steps = TableUpkeep(self.regions, self._reader, settings, self._columns.take_over)
         self.pauses = PauseWatch(context.store, context.clock, context.ids, context.wal_options, context.name)
         paused = lambda: "commits" in self.pauses.recent()  # noqa: E731
         place, turn = reader.opened.uri, context.committing
         self._commits = CommitLoop(steps, settings.commit, context.clock, paused, place, turn)
+        self._growth = Growth(self.regions, steps, settings.regions) if settings.regions.count == AUTO else None
+        self._commits.grow = self._grow
         self._collections = Periodic("collection", steps.collect, settings.gc.interval)
         self._process = os.getpid()
         self._owner = f"pid {self._process}"
-        self._closed = self._ended = False
+        self._closed = self._ended = self._unclaimed = False
+        self.resized: Callable[[], object] = lambda: None
+        """Called after this process has changed the number of regions."""
         self.id = base.table_id or context.store.url("")
         """Identifies the table, whichever process serves it."""
-        self.resizing = Resizing(base.uri, self.regions, routing, lambda: self._reader.opened.routing_version)
+        self.resizing = Resizing(base.uri, self.regions, self.gate, lambda: self._reader.opened.routing_version)
         self._at_once = AT_ONCE if context.store.remote else 1  # regions asked in parallel
         try:
             list(each(self._claimed, claim, self._at_once))
@@ -224,8 +235,8 @@ class Table(LevelReads, LanceDBForms):
         of the same micro-batch hold.
         """
         self._refuse_if_closed()
-        expect_routing(self.base.uri, routing, self.base.routing_version)
-        return self.writes.put_region(region, rows, token, self._nulls_of_client(nulls))
+        with self.gate.passing(routing):
+            return self.writes.put_region(region, rows, token, self._nulls_of_client(nulls))
 
     # ---- steps and state -----------------------------------------------------------------------------------------
 
@@ -273,14 +284,16 @@ class Table(LevelReads, LanceDBForms):
     @translate_errors
     def status(self) -> dict[str, Any]:
         """See `Operations.status`."""
-        base = self._reader.base()
-        regions = [writer.status() | {"owner": self._owner} for writer in self.regions.writers]
+        with self.gate.passing():
+            base = self._reader.base()
+            regions = [writer.status() | {"owner": self._owner} for writer in self.regions.writers]
         for region in regions:
             committed = base.committed.get(UUID(region["id"]), 0)
             for sst in region["ssts"]:
                 sst["committed"] = sst["generation"] <= committed
         return base_status(base) | {
             "routing": self.base.routing_version,
+            "regions_max": None if self._growth is None else self._growth.limits.count_max,
             "regions": regions,
             "commits": list(self.regions.context.meters.commits.recent),
             "commit_failures": self.upkeep.failures,
@@ -316,7 +329,8 @@ class Table(LevelReads, LanceDBForms):
         is opened.
         """
         self._refuse_if_closed()
-        return self.regions.acquire(region, before or self.before_claim(region), ahead)
+        with self.gate.passing():
+            return self.regions.acquire(region, before or self.before_claim(region), ahead)
 
     @translate_errors
     def before_claim(self, region: UUID) -> BeforeClaim:
@@ -335,16 +349,19 @@ class Table(LevelReads, LanceDBForms):
         Raises: Unavailable if the region is not here, or cannot be flushed; then it stays here.
         """
         self._refuse_if_closed()
-        return self.regions.release(region, flush=flush)
+        with self.gate.passing():
+            return self.regions.release(region, flush=flush)
 
     @translate_errors
     def give(self, region: UUID, read: int = 0) -> tuple[int, wal.Released | None]:
         """As `release`, for a process that claims the region next; see `RegionSet.give`."""
         self._refuse_if_closed()
-        return self.regions.give(region, read)
+        with self.gate.passing():
+            return self.regions.give(region, read)
 
     def look_at_commits(self) -> None:
-        """Make the commit loop check soon: another process may have committed, or has SSTs to commit."""
+        """Make the commit loop check soon: another process may have committed or resized, or has SSTs to commit."""
+        self.resizing.hurry()
         self._commits.look()
 
     @translate_errors
@@ -355,19 +372,109 @@ class Table(LevelReads, LanceDBForms):
         Raises: Unavailable (`not_owner`) if a region is not here; with `logged` also as a durable put.
         """
         self._refuse_if_closed()
-        writers = self.regions.of(self.base.regions if regions is None else regions)
-        return Applied.together(writer.applied(producer, logged=logged) for writer in writers)
+        with self.gate.passing():
+            writers = self.regions.of(self.base.regions if regions is None else regions)
+            return Applied.together(writer.applied(producer, logged=logged) for writer in writers)
 
     def only(self, regions: Sequence[UUID]) -> LevelReads:
         """Return reads of these regions' rows only, including those in the base table.
 
-        Raises, when read: Unavailable (`not_owner`) if a region is not here.
+        Raises, when read: Unavailable (`not_owner`) if a region is not here; Unavailable (reason "resized") if the
+        table has another routing by then.
         """
-        buckets = [bucket for bucket, region in enumerate(self.regions.order) if region in set(regions)]
-        if len(buckets) != len(set(regions)):
-            raise next(self.regions.missing(region) for region in regions if region not in self.regions.order)
-        every = len(buckets) == len(self.regions.order)
-        return _RegionReads(self, self._reader, regions, None if every else buckets)
+        with self.gate.passing():
+            buckets = [bucket for bucket, region in enumerate(self.regions.order) if region in set(regions)]
+            if len(buckets) != len(set(regions)):
+                raise next(self.regions.missing(region) for region in regions if region not in self.regions.order)
+            every = len(buckets) == len(self.regions.order)
+            return _RegionReads(self, self._reader, regions, None if every else buckets, self.gate.version)
+
+    # ---- another number of regions -------------------------------------------------------------------------------
+
+    @translate_errors
+    def resize(self, buckets: int) -> ResizeReport:
+        """Change the number of regions to `buckets`; calls wait meanwhile. `flush.resizing.steps` has the protocol.
+
+        The rows of other processes' regions are drained from their logs, which takes longer. Raises: Unavailable if
+        the calls under way do not end in time (nothing has changed); flush and wal errors. After an error the regions
+        may be sealed: call it again, with the present number to go back.
+        """
+        self._refuse_if_closed()
+        context = self._context
+        for _ in range(PASSES):  # each pass leaves only the rows that were put during it
+            began = context.clock.monotonic()
+            self.upkeep.flush()
+            self._commits.commit()
+            if context.clock.monotonic() - began < QUICK:
+                break
+        with self._commits.alone, ExitStack() as paused:
+
+            def stop_writers() -> None:
+                paused.enter_context(self.gate.closed(CLOSE_WITHIN))
+                self.upkeep.flush()
+                self.upkeep.commit()
+                paused.callback(self._claim_routing)
+                self.regions.leave_all()
+
+            report = resize(
+                self.base.uri,
+                context.store.storage_options,
+                context.store,
+                buckets,
+                clock=context.clock,
+                ids=context.ids,
+                options=context.wal_options,
+                stop_writers=stop_writers,
+            )
+        _LOG.info("%s: %d regions in place of %d", self.base.uri, report.regions, report.before)
+        self.resized()
+        return report
+
+    def _grow(self) -> None:
+        """Change the number of regions if that is due, or if a change was broken off. Raises: as `resize`."""
+        if self._growth is None:
+            return
+        sealed, number = self.regions.sealed, len(self.regions.order)
+        if sealed is None or self._context.clock.monotonic() - sealed < BROKEN_OFF:
+            self.adopt_routing()
+            number = self._growth.due() or 0
+        else:
+            self.regions.sealed = None  # measured anew, whether or not the resize succeeds
+        if number and "commits" not in self.pauses.recent() and not self.upkeep.asked_to_wait():
+            self.resize(number)
+
+    @translate_errors
+    def adopt_routing(self) -> str | None:
+        """Claim the regions of a routing that another process has decided; return its decision, None without one.
+
+        Also claims regions that could not be claimed after the last change. Raises: as `resize`; call it again.
+        """
+        before = self.gate.version
+        if (decided := self.resizing.done()) is None and not self._unclaimed:
+            self.resizing.look()
+            return None
+        with self._commits.alone:
+            if self.gate.version != before and not self._unclaimed:
+                return None
+            self.regions.leave_all()  # ends the calls under way, whose regions are obsolete
+            with self.gate.closed(ADOPT_WITHIN):
+                self.regions.leave_all()
+                self._claim_routing()
+        if decided is not None:
+            _LOG.warning("%s; this process takes its share of the new regions", decided.partition(";")[0])
+        return decided
+
+    def _claim_routing(self) -> None:
+        """Claim those regions of the newest routing that belong to this process. Requires: the gate is closed, and no
+        region is here."""
+        context, self._unclaimed = self._context, True
+        how: dict[str, Any] = {"clock": context.clock, "ids": context.ids, "options": context.wal_options}
+        finish_resize(self._reader.base(), context.store, **how)
+        base = self._reader.base()
+        self._columns.adopt(base)
+        self.gate.version = base.routing_version
+        list(each(self._claimed, filter(self.regions.belongs, base.regions), AT_ONCE))
+        self._unclaimed = False
 
     # ---- inside --------------------------------------------------------------------------------------------------
 
@@ -413,17 +520,21 @@ class Table(LevelReads, LanceDBForms):
         return self.regions.acquire(region, replace(before, released=released))
 
     def _views(self, level: Level, keys: Any, *, again: bool) -> list[RegionView]:
-        return self.views(level, regions_of(self.base, keys), again=again)
+        with self.gate.passing():
+            return self.views(level, regions_of(self.base, keys), again=again)
 
     def views(self, level: Level, regions: Iterable[UUID], *, again: bool = False) -> list[RegionView]:
         """Return the levels of `regions` above the base table. `again`: a commit overtook the previously captured
-        views.
+        views. Requires: the gate is passed.
 
-        Raises: Unavailable (`not_owner`) if a region is not here; Fenced if another process has claimed one.
+        Raises: Unavailable (`not_owner`) if a region is not here; Fenced if another process has claimed one;
+        Unavailable (reason "resized") if another process has changed the routing.
         """
         self._refuse_if_closed()
         if level == "committed":
             return []
+        if again:
+            expect_routing(self.base.uri, self.gate.version, self._reader.opened.routing_version)
         self.regions.assure()
         wanted = list(regions)
         while True:
@@ -470,7 +581,7 @@ def _view(source: RegionWriter | RegionView, level: Level) -> RegionView:
     if isinstance(source, RegionView):
         return source
     view = source.durable_view() if level == "durable" else source.view()
-    return view if level != "flushed" else RegionView(view.region, (), view.ssts)
+    return view if level != "flushed" else RegionView(view.region, (), view.ssts, routing=view.routing)
 
 
 class _RegionReads(LevelReads):
@@ -479,14 +590,19 @@ class _RegionReads(LevelReads):
     Thread safety. Any thread. Errors. Only `ingest.errors` kinds; Unavailable (`not_owner`) if a region is not here.
     """
 
-    def __init__(self, table: Table, reader: Reader, regions: Sequence[UUID], buckets: Collection[int] | None) -> None:
-        """`buckets`: of the regions; None if these are all of the table's."""
+    def __init__(
+        self, table: Table, reader: Reader, regions: Sequence[UUID], buckets: Collection[int] | None, routing: int
+    ) -> None:
+        """`buckets`: of the regions; None if these are all of the table's. `routing`: its version."""
         super().__init__(table.base, reader)
-        self._table, self._regions, self._buckets = table, regions, buckets
+        self._table, self._regions, self._buckets, self._routing = table, regions, buckets, routing
 
     def _views(self, level: Level, keys: Any, *, again: bool) -> list[RegionView]:
         del keys  # the client has named their regions
-        return self._table.views(level, self._regions, again=again)
+        with self._table.gate.passing(self._routing):
+            if again:
+                expect_routing(self.base.uri, self._routing, self._reader.opened.routing_version)
+            return self._table.views(level, self._regions, again=again)
 
     def follow(self) -> None:
         self._table.follow()

@@ -153,7 +153,7 @@ class TableCollector:
         self._ssts: dict[UUID, flush.SstCollector] = {}
         self._manifests: dict[UUID, wal.ManifestCollector] = {}
         self._manifests_due: dict[UUID, float] = {}
-        self._know(regions)
+        self.know(regions)
         self._plans = flush.PlanCollector(store)
         self._orphans_due = self._space_due = clock.monotonic()
         self._kept_orphans: tuple[str, ...] = ()
@@ -184,7 +184,7 @@ class TableCollector:
         """
         looked_at = list(self._ssts if regions is None else regions)
         with tracing.span("memwal.table.collect", dry_run=dry_run) if tracing.on else tracing.OFF as span:
-            self._know(looked_at)
+            self.know(looked_at)
             listings = {region: self._ssts[region].list_region() for region in looked_at}
             newest, now = base.latest(), self._clock.now()
             needs = flush.base_needs(self._store, newest, now - ages.sst)
@@ -231,7 +231,8 @@ class TableCollector:
         self._manifests_due[region] = self._clock.monotonic() + min(min_age, _MANIFESTS_EVERY)
         return found
 
-    def _know(self, regions: Iterable[UUID]) -> None:
+    def know(self, regions: Iterable[UUID]) -> None:
+        """Prepare to collect `regions`."""
         for region in regions:
             if region not in self._wals:
                 self._wals[region] = wal.WalCollector(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
 
@@ -19,8 +20,10 @@ from memwal.ingest.engine.table.create import check_same_table, find_or_create
 from memwal.ingest.engine.table.live_owners import Ask, Claimant, LiveOwners
 from memwal.ingest.engine.table.open_here import claiming
 from memwal.ingest.engine.table.replay_progress import replay_bar
+from memwal.ingest.engine.table.resize import BROKEN_OFF
 from memwal.ingest.engine.table.stored import StoredTable
 from memwal.ingest.settings.load import Settings
+from memwal.ingest.settings.values import AUTO
 
 _LOG = logging.getLogger("memwal.opening")
 _RESIZED_PAUSE = 0.25
@@ -63,7 +66,8 @@ def open_table(
     Raises: Invalid; Unavailable if another process serves it (`table.live_owners`); wal and flush errors.
     """
     clock = clock or wal.SystemClock()
-    until, finish = clock.monotonic() + settings.wal.retry_budget, not claim
+    began, finish = clock.monotonic(), not claim
+    until = began + settings.wal.retry_budget
     storage_options, ids, wal_options = settings.storage_options(environ), wal.SystemIds(), settings.wal.options()
     while True:
         try:
@@ -86,6 +90,10 @@ def open_table(
             if clock.monotonic() >= until:
                 raise
             _LOG.info("%s: %s", settings.table.uri, error)
+            if settings.regions.count == AUTO and clock.monotonic() >= began + BROKEN_OFF:
+                with suppress(flush.CommitConflict, flush.InvalidResize):  # another process has ended it
+                    how: dict[str, Any] = {"clock": clock, "ids": ids, "options": wal_options}
+                    flush.resize(base.uri, storage_options, store, base.buckets, **how)
         clock.sleep(_RESIZED_PAUSE)
         finish = True
 

@@ -40,7 +40,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from uuid import UUID
 
@@ -53,7 +53,7 @@ from memwal.ingest.engine.table import owner_notes as owners
 from memwal.ingest.engine.table.garbage import TableCollector
 from memwal.ingest.errors import Invalid, MemWalError, Unavailable
 from memwal.ingest.refusals import not_owner
-from memwal.wal.parallel_map import each
+from memwal.wal.parallel_map import AT_ONCE, each
 
 _LOG = logging.getLogger("memwal.regions")
 REPLAYED_QUICKLY = 16 << 20
@@ -104,6 +104,8 @@ class RegionSet:
         missing."""
         self.belongs: Callable[[UUID], bool] = lambda _: True
         """Returns whether this process may claim a missing region, or read it from storage."""
+        self.sealed: float | None = None
+        """Monotonic time (s) since which claims find that a resize has sealed a region; None: the last one did not."""
         self.draining = False
         self.coming: frozenset[UUID] = frozenset()
         """Regions that are being claimed or requested."""
@@ -236,6 +238,8 @@ class RegionSet:
                 try:
                     writer = RegionWriter(context, region, self._buckets[region], known)
                 except Exception as error:
+                    if isinstance(error, wal.Sealed) and self.sealed is None:
+                        self.sealed = context.clock.monotonic()
                     context.meters.of(region).erred("claim", error, context.clock.now())
                     raise
                 self.collector.note_older_than_claim(region, before.ssts, writer.guard.epoch)
@@ -315,6 +319,23 @@ class RegionSet:
                 epoch, daemon = writer.guard.epoch, context.daemon
                 owners.renew(context.store, writer.region, epoch, self._endpoint, daemon=daemon, name=self._name)
 
+    def leave_all(self) -> None:
+        """Release all regions, because their routing ends. Never raises: the log has all rows that are durable."""
+
+        def leave(writer: RegionWriter) -> None:
+            with self._turns[writer.region], suppress(Exception):  # the writer has failed, mostly by the seal
+                self._leave(writer, rest=True)
+
+        list(each(leave, self.writers, AT_ONCE))
+
+    def adopt(self, base: BaseTable) -> None:
+        """Let the set be of the regions of the routing of `base`. Requires: no writer is in it."""
+        with self.changing:
+            self.context = replace(self.context, routing=base.routing_version, route_into=base.route_into)
+            self.order, self._looked = base.regions, {}
+            self._buckets = {region: bucket for bucket, region in enumerate(base.regions)}
+            self.collector.know(base.regions)
+
     def close(self) -> None:
         """Close all writers, even if one raises, and delete the notes. Raises: the error of a writer's `close`."""
         with self.changing:
@@ -343,6 +364,7 @@ class RegionSet:
                     raise Invalid("the table is closed; open it again")
                 if self.context is not context:
                     writer.reshape(self.context)
+                self.sealed = None
                 held = {**self._held, writer.region: writer}
                 self._held = dict(sorted(held.items(), key=lambda item: self._buckets[item[0]]))
                 self._changed.notify_all()
@@ -362,7 +384,8 @@ class RegionSet:
         if newest is None:
             return None
         self._looked[region] = newest
-        return RegionView(region, (), newest.ssts) if flushed or newest.at_rest else None
+        routing = self.context.routing
+        return RegionView(region, (), newest.ssts, routing=routing) if flushed or newest.at_rest else None
 
     def _note(self, writer: RegionWriter) -> None:
         """Write the note of `writer`. Nothing depends on it, so a failure is only logged."""

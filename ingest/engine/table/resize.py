@@ -2,24 +2,91 @@
 
 A resize starts by sealing the regions, which fences their writers. For callers this is a pause, unlike a fence by a
 writer that keeps the region. Once the new routing is decided, the regions of this process are obsolete; it claims
-regions of the new routing instead.
+regions of the new routing instead (`Table.adopt_routing`).
+
+`Gate` separates calls from the change: while it is closed, no call knows the former routing or has a write in flight.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from uuid import UUID
 
 from memwal import wal
 from memwal.flush.resizing.routing import decided
 from memwal.ingest.engine.table.regions import RegionSet
 from memwal.ingest.errors import FencedError, MemWalError
-from memwal.ingest.refusals import being_resized, resized
+from memwal.ingest.refusals import being_resized, expect_routing, resized
 
 _LOG = logging.getLogger("memwal.table")
 LOOK_EVERY = 5.0
 """Seconds between two checks of storage while no region is fenced."""
+BROKEN_OFF = 5.0
+"""Seconds for which regions are sealed until a process with `regions.count = "auto"` resizes to the present number."""
+WAIT_MAX = 10.0
+"""Seconds that a call waits at a closed gate."""
+_PASSED: ContextVar[Gate | None] = ContextVar("memwal_gate", default=None)
+"""The gate that the call in this thread has passed; it does not wait at it again."""
+
+
+class Gate:
+    """Lets calls that depend on the routing of a table pass, except while the routing changes.
+
+    Thread safety. Any thread. Invariants. While the gate is closed, no call is inside; `version` and the regions of the
+    table change only then.
+    """
+
+    def __init__(self, uri: str, version: int) -> None:
+        """`version`: of the routing."""
+        self.version, self._uri = version, uri
+        self._changed = threading.Condition()
+        self._inside, self._closed = 0, False
+
+    @contextmanager
+    def passing(self, routing: int | None = None) -> Iterator[None]:
+        """Return the context of a call that was sent by version `routing`; None: by no particular one.
+
+        Raises: Unavailable (reason "resized") if the table has another routing, or if it changes for `WAIT_MAX`.
+        """
+        before = _PASSED.get()
+        with self._changed:
+            if before is not self and not self._changed.wait_for(lambda: not self._closed, WAIT_MAX):
+                raise being_resized(self._uri)
+            expect_routing(self._uri, routing, self.version)
+            self._inside += 1
+        _PASSED.set(self)
+        try:
+            yield
+        finally:
+            _PASSED.set(before)
+            with self._changed:
+                self._inside -= 1
+                if self._closed:
+                    self._changed.notify_all()
+
+    @contextmanager
+    def closed(self, within: float) -> Iterator[None]:
+        """Close the gate for the duration of the context.
+
+        Raises: Unavailable, and opens it again, if the calls inside do not end `within` seconds.
+        """
+        with self._changed:
+            if self._closed:
+                raise being_resized(self._uri)
+            self._closed = True
+            ended = self._changed.wait_for(lambda: not self._inside, within)
+        try:
+            if not ended:
+                raise being_resized(self._uri)
+            yield
+        finally:
+            with self._changed:
+                self._closed = False
+                self._changed.notify_all()
 
 
 class Resizing:
@@ -28,9 +95,9 @@ class Resizing:
     Thread safety. Any thread.
     """
 
-    def __init__(self, uri: str, regions: RegionSet, routing: int, met: Callable[[], int]) -> None:
-        """`routing`: its version at the claims. `met`: returns its version in the base table opened last."""
-        self._uri, self._regions, self._routing, self._met = uri, regions, routing, met
+    def __init__(self, uri: str, regions: RegionSet, gate: Gate, met: Callable[[], int]) -> None:
+        """`gate`: knows the version of the claims. `met`: returns the version in the base table opened last."""
+        self._uri, self._regions, self._gate, self._met = uri, regions, gate, met
         self._looked = regions.context.clock.monotonic()
         self._told = False
 
@@ -42,11 +109,16 @@ class Resizing:
         """
         now = self._regions.context.clock.monotonic()
         fenced = self._fenced()
-        if not fenced and self._met() == self._routing and now - self._looked < LOOK_EVERY:
+        routing = self._gate.version
+        if not fenced and self._met() == routing and now - self._looked < LOOK_EVERY:
             return None
         self._looked = now
-        following = decided(self._regions.context.store, self._routing + 1)
-        return None if following is None else str(resized(self._uri, self._routing, following.routing))
+        following = decided(self._regions.context.store, routing + 1)
+        return None if following is None else str(resized(self._uri, routing, following.routing))
+
+    def hurry(self) -> None:
+        """Let the next `done` check storage."""
+        self._looked = -LOOK_EVERY
 
     def under_way(self) -> str | None:
         """Return a message if a resize has sealed an owned region and has decided nothing yet, else None."""

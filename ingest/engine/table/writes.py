@@ -33,6 +33,7 @@ from memwal.ingest.engine.region.write_queue import Write
 from memwal.ingest.engine.region.writer import RegionWriter, Rested
 from memwal.ingest.engine.table.columns import TableColumns
 from memwal.ingest.engine.table.regions import RegionSet
+from memwal.ingest.engine.table.resize import Gate
 from memwal.ingest.errors import (
     FencedError,
     Invalid,
@@ -61,9 +62,12 @@ or 5 ms per million rows.
 class TableWrites:
     """Write conforming rows of a table into its regions here. Thread safety. Any thread."""
 
-    def __init__(self, columns: TableColumns, regions: RegionSet, reader: Reader, rate: PutRate | None) -> None:
+    def __init__(
+        self, columns: TableColumns, regions: RegionSet, reader: Reader, rate: PutRate | None, gate: Gate
+    ) -> None:
         """`reader`: counts the rows that a delete finds. `rate`: limits the rate of puts; None: no limit."""
         self._columns, self._regions, self._reader, self._rate = columns, regions, reader, rate
+        self._gate = gate
 
     def write(
         self,
@@ -83,15 +87,16 @@ class TableWrites:
         Raises: as `Operations.put`.
         """
         timeout, durable = seconds("timeout", timeout), yes_or_no("durable", durable)
-        split, shape = self._split(admission, rows, deletes), admission.context.shape
-        if token is not None:
-            check_rises(token, {to.name: to.applied(token.producer).newest for to, _ in split})
         if self._rate is not None and where is None:
             timeout = self._wait_for_rate(self._rate, rows, timeout)
-        parts = [(to, Write(part, durable, token, deletes, shape=shape, where=where)) for to, part in split]
-        if found is not None:
-            found.capture([to.view() for to, _ in parts])
-        return _receipt(rows.num_rows, self.acks(parts, timeout, found))
+        with self._gate.passing():
+            split, shape = self._split(admission, rows, deletes), admission.context.shape
+            if token is not None:
+                check_rises(token, {to.name: to.applied(token.producer).newest for to, _ in split})
+            parts = [(to, Write(part, durable, token, deletes, shape=shape, where=where)) for to, part in split]
+            if found is not None:
+                found.capture([to.view() for to, _ in parts])
+            return _receipt(rows.num_rows, self.acks(parts, timeout, found))
 
     def delete(
         self, keys: Any, token: Token | None, *, durable: bool, timeout: float | None, where: Where | None = None
@@ -244,9 +249,10 @@ class TableWrites:
         """
         context = self._columns.admission.context
         nothing = context.schema.empty_table().drop_columns(TOMBSTONE)
-        writers = self._regions.of(self._regions.order if regions is None else regions)
-        writes = [(to, Write(nothing, durable, token, shape=context.shape)) for to in writers]
-        return {region: ack.position for region, ack in self.acks(writes, timeout).items()}
+        with self._gate.passing():
+            writers = self._regions.of(self._regions.order if regions is None else regions)
+            writes = [(to, Write(nothing, durable, token, shape=context.shape)) for to in writers]
+            return {region: ack.position for region, ack in self.acks(writes, timeout).items()}
 
 
 class FoundRows:

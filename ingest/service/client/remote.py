@@ -289,7 +289,8 @@ class RemoteTable(LanceDBForms):
     def status(self) -> dict[str, Any]:
         """See `Operations.status`. Merges the statuses of all daemons that answer."""
         router = self.router
-        answering = router.endpoints if router.alone else tuple(router.asked())
+        asked = () if router.alone else self._patiently(lambda _: tuple(router.asked()), READ_TIMEOUT)
+        answering = router.endpoints if router.alone else asked
         calls = [partial(router.connection(each).act, "status", None, STATUS_TIMEOUT) for each in answering]
         if not calls:
             raise Unavailable(f"no daemon answers at {self.endpoint}; is one running?")

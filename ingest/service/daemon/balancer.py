@@ -125,7 +125,7 @@ class Balancer:
         regions.hint, regions.assure = partial(self._owner_in, name), self.assure
         regions.belongs = partial(self._belongs_in, name)
         regions.draining = self.draining
-        table.upkeep.others = partial(self.waiting, name)
+        table.upkeep.others, table.resized = partial(self.waiting, name), self.tell
         with self._lock:
             self._tables[name] = table
 

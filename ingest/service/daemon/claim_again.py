@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from uuid import UUID
 
@@ -44,8 +44,8 @@ class ClaimsAgain:
     Thread safety. `notice` from any thread, `look` from one.
     """
 
-    def __init__(self, table: Table, owners: LiveOwners, clock: wal.Clock, pause: float) -> None:
-        """Prepare for `table`. `pause`: seconds, `daemon.claim_again`."""
+    def __init__(self, table: Table, owners: Callable[[], LiveOwners], clock: wal.Clock, pause: float) -> None:
+        """Prepare for `table`. `owners`: returns the check for its present regions. `pause`: `daemon.claim_again`."""
         self._table, self._owners, self._clock, self._pause = table, owners, clock, pause
         self._noticing = threading.Lock()
         self._noticed, self._since = clock.monotonic(), 0.0
@@ -78,7 +78,7 @@ class ClaimsAgain:
             self._seen, self._since = self._state(fenced), now
         if now - self._since < self._pause:
             return None
-        found = [each for each in self._owners.find() if each.state != "free"]
+        found = [each for each in self._owners().find() if each.state != "free"]
         if self._pause == 0 or any(each.state in ("lives", "unknown") for each in found):
             return _ends(fenced[0], found)
         seen = self._state(fenced)
@@ -93,7 +93,7 @@ class ClaimsAgain:
 
     def _left_no_note(self, fenced: Sequence[RegionWriter]) -> bool:
         """Return whether one of these regions was taken by a writer without a note."""
-        epochs = self._owners.epochs()
+        epochs = self._owners().epochs()
         manifests = ((each.region, self._manifest(each.region)) for each in fenced)
         return any(found is not None and epochs.get(region, 0) < found.writer_epoch for region, found in manifests)
 

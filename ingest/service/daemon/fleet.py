@@ -206,13 +206,10 @@ class Fleet:
         entry, now = self._entries[name], self._clock.monotonic()
         with suppress(Exception):  # storage does not answer, which is logged
             table.pauses.recent()
-        resized = table.resizing.done()
-        if resized is None:
-            table.resizing.look()
-            table.regions.rest_idle(self._idle_after)
-        idle = now - entry.used >= self._idle_after and not table.regions.writers
-        if resized is not None or idle:
-            self._close(name, entry, resized or "it is idle", used=resized is not None)
+        table.adopt_routing()
+        table.regions.rest_idle(self._idle_after)
+        if now - entry.used >= self._idle_after and not table.regions.writers:
+            self._close(name, entry, "it is idle")
 
     def _close(self, name: str, entry: _Entry, why: str, *, used: bool = False) -> None:
         """Close the handle. `used`: even if calls use it; their errors become a pause."""

@@ -103,10 +103,7 @@ def serve(
         if settings.is_fleet:
             _serve_fleet(settings, environ, place, guard, stop, pages, ready)
             return 0
-        daemon = _Daemon(settings, environ, place, guard, stop, pages, take_over=take_over)
-        again = daemon.run(on_replay, ready)
-        while again:
-            again = daemon.run(None, lambda _: None)
+        _Daemon(settings, environ, place, guard, stop, pages, take_over=take_over).run(on_replay, ready)
     return 0
 
 
@@ -132,16 +129,10 @@ class _Daemon:
         self._alone = len(place.endpoints) < 2
         self._ask = asking(settings, environ)
         self._claimant = Claimant(take_over, daemon=True, peers=() if self._alone else place.endpoints)
-        self._service: FlightService | None = None
-        self._served: OneTable | None = None
         self._warnings = LogLimit(wal.SystemClock().monotonic)
 
-    def run(self, on_replay: OnReplay | None, ready: Callable[[str], None]) -> bool:
-        """Serve the table with its current regions. Return True after a resize; then call it again for the new
-        regions.
-
-        Raises: errors of `serve`.
-        """
+    def run(self, on_replay: OnReplay | None, ready: Callable[[str], None]) -> None:
+        """Serve the table until the daemon ends. Raises: errors of `serve`."""
         settings, place, stop = self._settings, self._place, self._stop
         with ExitStack() as stack:
             table = open_table(
@@ -154,10 +145,13 @@ class _Daemon:
             )
             stack.callback(_close, table)
             context, pause = table.regions.context, settings.daemon.claim_again
-            owners = owners_of(table.base, context.store, self._ask)
             # several daemons agree on their shares instead
+            owners = lambda: owners_of(table.base, context.store, self._ask)  # noqa: E731
             again = ClaimsAgain(table, owners, context.clock, pause) if self._alone else None
-            self._show(table, again)
+            served = OneTable(table, settings.name)
+            service = _listen(settings.daemon, place, served, self._guard, self._pages)
+            table.announce(place.endpoint)
+            self._pages.shows(served, *(() if again is None else (again.notice,)))
             share = self._share(table, stack)
             if not stop.is_set():
                 self._pages.serves(share)
@@ -165,27 +159,18 @@ class _Daemon:
                 fields = {"event": "serving", "table": settings.table.uri, "endpoint": place.endpoint}
                 _LOG.info("serving %s at %s", settings.table.uri, place.endpoint, extra=fields)
 
-            def resizing() -> str | None:
-                if (done := table.resizing.done()) is None:
-                    table.resizing.look()
-                return done
-
-            broken = resized = taken = None
-            while not stop.wait(LOOK_EVERY) and not (broken or resized or taken):
+            broken = taken = None
+            while not stop.wait(LOOK_EVERY) and not (broken or taken):
                 broken = self._broken(table)
-                resized = self._looked(f"{table.base.uri}: cannot check whether the table was resized", resizing)
+                what = f"{table.base.uri}: cannot check whether the table was resized"
+                resized = self._looked(what, table.adopt_routing)
                 with suppress(Exception):  # storage does not answer, which is logged
                     table.pauses.recent()
                 if again is not None and not resized:
                     taken = self._looked("regions that another writer took cannot be claimed again yet", again.look)
-            if resized and not stop.is_set():
-                _LOG.warning("%s; this daemon takes its share of the new regions", resized.partition(";")[0])
-                self._pages.health.hold("claiming", "the table was resized, its new regions are being claimed")
-                return True
-            self._end(table, share, broken)
+            self._end(table, share, broken, service)
             if taken is not None:
                 raise taken
-        return False
 
     def _looked(self, what: str, look: Callable[[], T]) -> T | None:
         """Return the result of `look`; None if storage does not answer. `what`: the failure, for the log."""
@@ -195,15 +180,6 @@ class _Daemon:
             if (line := self._warnings.text(what, f"{what}: {classify(error)}")) is not None:
                 _LOG.warning("%s", line)
             return None
-
-    def _show(self, table: Table, again: ClaimsAgain | None) -> None:
-        """Serve `table` to callers and on the HTTP pages from now on. Raises: Invalid if the port is in use."""
-        if self._served is None:
-            self._served = OneTable(table, self._settings.name)
-            self._service = _listen(self._settings.daemon, self._place, self._served, self._guard, self._pages)
-        self._served.table = table
-        table.announce(self._place.endpoint)
-        self._pages.shows(self._served, *(() if again is None else (again.notice,)))
 
     def _share(self, table: Table, stack: ExitStack) -> Balancer | None:
         """Claim this daemon's share of the regions, and maintain it until `stack` ends; None for a single daemon.
@@ -225,10 +201,9 @@ class _Daemon:
         """Return why a single daemon has to end. One of several claims a stopped region again instead."""
         return table.broken() if self._alone else None
 
-    def _end(self, table: Table, share: Balancer | None, broken: str | None) -> None:
+    def _end(self, table: Table, share: Balancer | None, broken: str | None, service: FlightService) -> None:
         """Hand over, drain and end. Raises: Unavailable if a region stopped itself."""
-        assert self._service is not None
-        _hand_over(self._settings.daemon, self._pages, None if broken else share, self._service)
+        _hand_over(self._settings.daemon, self._pages, None if broken else share, service)
         broken = self._broken(table) or broken
         if broken:
             raise Unavailable(f"{broken}; this daemon ends, start it again: acknowledged rows are in the log")

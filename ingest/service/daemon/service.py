@@ -75,7 +75,7 @@ from memwal.ingest.engine.api.tokens import Token
 from memwal.ingest.engine.region.state import Backlog
 from memwal.ingest.engine.table.embedded import Table
 from memwal.ingest.errors import Invalid, MemWalError, Unavailable, UnknownOutcome
-from memwal.ingest.refusals import being_resized, expect_routing
+from memwal.ingest.refusals import being_resized
 from memwal.ingest.service.daemon import fields
 from memwal.ingest.service.daemon.limits import Calls, Limits, classified, why_refused
 from memwal.ingest.service.daemon.operations import Operation, reads, span_of
@@ -272,10 +272,10 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
     def _of(self, table: Table, request: dict[str, Any]) -> Reads:
         """Return the reads of the regions that `request` names, and remove `regions` and `routing` from it."""
         regions, routing = request.pop("regions", None), request.pop("routing", None)
-        expect_routing(table.base.uri, routing, table.base.routing_version)
-        if (version := request.pop("at", None)) is not None:
-            return table.at(whole("at", version, 1, ROWS_MAX))
-        return table if regions is None else table.only([UUID(region) for region in regions])
+        with table.gate.passing(routing):
+            if (version := request.pop("at", None)) is not None:
+                return table.at(whole("at", version, 1, ROWS_MAX))
+            return table if regions is None else table.only([UUID(region) for region in regions])
 
     def _versions(self, table: Table, _: dict[str, Any]) -> dict[str, Any]:
         versions = [[each["version"], each["timestamp"].timestamp()] for each in table.list_versions()]
@@ -295,8 +295,10 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         return asdict(table.put_region(region, request["rows"], token, routing, nulls))
 
     def _write(self, table: Table, request: dict[str, Any]) -> dict[str, Any]:
-        rows = request["rows"]
-        expect_routing(table.base.uri, request.get("routing"), table.base.routing_version)
+        with table.gate.passing(request.get("routing")):
+            return self._written(table, request, request["rows"])
+
+    def _written(self, table: Table, request: dict[str, Any], rows: pa.Table) -> dict[str, Any]:
         options: dict[str, Any] = {
             "token": Token.parse(request["token"]),
             "durable": request["durable"],
@@ -313,21 +315,23 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
         return asdict(table.put_of_client(rows, fields.names(request, "nulls"), **options))
 
     def _applied(self, table: Table, request: dict[str, Any]) -> Sequence[int | None]:
-        expect_routing(table.base.uri, request["routing"], table.base.routing_version)
-        return table.applied(request["producer"], map(UUID, request["regions"]), logged=bool(request.get("logged")))
+        regions, logged = map(UUID, request["regions"]), bool(request.get("logged"))
+        with table.gate.passing(request["routing"]):
+            return table.applied(request["producer"], regions, logged=logged)
 
     def _flush(self, table: Table, request: dict[str, Any]) -> None:
         named = request.get("regions")
-        expect_routing(table.base.uri, request.get("routing"), table.base.routing_version)
-        table.flush() if named is None else table.upkeep.flush(table.regions.of(map(UUID, named)), every=True)
+        with table.gate.passing(request.get("routing")):
+            writers = table.regions.of(map(UUID, named or ()))
+        table.flush() if named is None else table.upkeep.flush(writers, every=True)
 
     def _record(self, table: Table, request: dict[str, Any]) -> dict[str, int]:
         token = Token.parse(request["token"])
         if token is None:
             raise Invalid("record: the token is missing")
-        expect_routing(table.base.uri, request["routing"], table.base.routing_version)
         regions = map(UUID, request["regions"])
-        return table.writes.record(token, durable=request["durable"], timeout=None, regions=regions)
+        with table.gate.passing(request["routing"]):
+            return table.writes.record(token, durable=request["durable"], timeout=None, regions=regions)
 
     def _schema(self, table: Table, request: dict[str, Any]) -> dict[str, Any]:
         if request.get("look"):  # the caller has rows with unknown columns

@@ -46,7 +46,7 @@ class Tables(Protocol):
 
 
 class OneTable:
-    """The only table of a daemon. `table` is replaced after a resize."""
+    """The only table of a daemon."""
 
     def __init__(self, table: Table, name: str | None = None) -> None:
         """`name`: of the table in its configuration; callers may leave it out."""

@@ -47,7 +47,7 @@ def by_key(settings: Settings, base: BaseTable | None) -> str:
     `base`: the table; None if it does not exist yet.
     """
     if base is None:
-        key, regions = tuple(settings.table.key), settings.regions.count
+        key, regions = tuple(settings.table.key), settings.regions.first
         first_only = settings.wal.format == "arrow"
     else:
         key, regions, first_only = base.key, base.buckets, base.hashed == base.key[:1]

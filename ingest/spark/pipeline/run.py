@@ -131,7 +131,7 @@ def _stopped(pages: Sequence[RunPages]) -> str:
 def _regions(pipelines: Sequence[Settings], found: Sequence[BaseTable | None]) -> int:
     """Return the largest number of regions of a table."""
     both = zip(pipelines, found, strict=True)
-    return max(settings.regions.count if base is None else base.buckets for settings, base in both)
+    return max(settings.regions.first if base is None else base.buckets for settings, base in both)
 
 
 @contextmanager
