@@ -63,6 +63,7 @@ from memwal.wal import (
     ObjectStore,
     RegionManifest,
     RegionStatus,
+    Released,
     Resized,
     WalOptions,
     bucket_region,
@@ -138,11 +139,19 @@ def decide(store: ObjectStore, proposed: Decision, *, clock: Clock, options: Wal
 
 
 def finish(
-    base: BaseTable, store: ObjectStore, *, clock: Clock, ids: Ids, options: WalOptions, at_once: int = AT_ONCE
+    base: BaseTable,
+    store: ObjectStore,
+    *,
+    clock: Clock,
+    ids: Ids,
+    options: WalOptions,
+    at_once: int = AT_ONCE,
+    ended: dict[UUID, Released] | None = None,
 ) -> BaseTable:
     """Switch to decided versions and open their regions. Return the newest base version, or `base` itself.
 
-    `at_once`: regions opened in parallel.
+    `at_once`: regions opened in parallel. `ended`: notes of the claims that have sealed regions, which save requests;
+    gets those of the claims that open them.
     Raises CommitConflict; Corrupt, also for a decision whose regions were never sealed; OutcomeUnknown,
     StoreUnavailable, StoreRefused, OSError of storage. After any of them, finish again.
     """
@@ -161,7 +170,18 @@ def finish(
     if done is not None:
         base = with_its_loads(base, store)
         on_disk, syncing = cache(partial(sync_table, base.dataset)), Lock()
-        opened = partial(_open, base, store, done, on_disk, syncing, clock=clock, ids=ids, options=options)
+        opened = partial(
+            _open,
+            base,
+            store,
+            done,
+            on_disk,
+            syncing,
+            {} if ended is None else ended,
+            clock=clock,
+            ids=ids,
+            options=options,
+        )
         for _ in each(opened, base.regions, at_once):
             continue
     return base
@@ -240,6 +260,7 @@ def _open(
     to: Decision,
     on_disk: Callable[[], None],
     syncing: Lock,
+    ended: dict[UUID, Released],
     region: UUID,
     *,
     clock: Clock,
@@ -258,17 +279,18 @@ def _open(
         with syncing:
             on_disk()
         try:
-            claim(
+            claimed = claim(
                 store,
                 region,
                 spec_id=to.routing,
                 codec=base.codec,
                 ids=ids,
                 clock=clock,
-                known=Known(committed=base.committed.get(region, 0)),
+                known=Known(base.committed.get(region, 0), ended.get(region)),
                 opening=to.applied,
                 options=options,
             )
+            ended[region] = Released(claimed.manifest, claimed.next_position - 1)
         except (Fenced, Resized):
             continue
 

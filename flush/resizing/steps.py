@@ -69,6 +69,7 @@ from memwal.wal import (
     ObjectStore,
     RegionManifest,
     RegionStatus,
+    Released,
     Resized,
     WalOptions,
     claim,
@@ -123,6 +124,7 @@ def resize(
     options: WalOptions | None = None,
     on_step: Step = lambda _: None,
     stop_writers: Callable[[], object] = lambda: None,
+    ended: dict[UUID, Released] | None = None,
     at_once: int = AT_ONCE,
 ) -> ResizeReport:
     """Change the table at `uri`, the root of `store`, to `buckets` regions. Steps: see the module docstring.
@@ -131,6 +133,7 @@ def resize(
       one region's.
     - `on_step`: called before each step, in this thread.
     - `stop_writers`: called before the first seal of a region in use, so that its owner may end the writers in order.
+    - `ended`: gets the notes for the next claims, as `finish`.
     - `at_once`: regions sealed, drained and opened in parallel.
 
     Thread safety. Any number of threads and processes; one wins.
@@ -157,7 +160,7 @@ def resize(
         on_step("committing")
         limits: dict[str, Any] = {"retries": retries, "memory_max": memory_max, "courtesy": 0.0}
         report = commit(uri, storage_options, store, clock=clock, ids=ids, options=options, **limits)
-        base = run.switch(buckets)
+        base = run.switch(buckets, {} if ended is None else ended)
     except (Fenced, Resized) as error:
         raise CommitConflict(f"{uri}: another resize took the regions over ({error})") from error
     seconds = clock.monotonic() - began
@@ -204,11 +207,13 @@ class _Run:
             self.on_step(f"{number} of {len(regions)} regions sealed and drained")
         return rows
 
-    def switch(self, buckets: int) -> BaseTable:
-        """Run steps 5 to 8. Raises CommitConflict if another number was decided."""
+    def switch(self, buckets: int, ended: dict[UUID, Released]) -> BaseTable:
+        """Run steps 5 to 8. `ended`: as for `finish`. Raises CommitConflict if another number was decided."""
         self.on_step("switching")
         maps = list(each(self._proved, self.base.regions, self.at_once))
-        list(each(self._owned, self._claims, self.at_once))  # all claims again, after the last region was sealed
+        owned = each(self._owned, self._claims, self.at_once)  # all claims again, after the last region was sealed
+        tips = {region: claimed.next_position - 1 for region, claimed in self._claims.items()}
+        ended |= {manifest.region_id: Released(manifest, tips[manifest.region_id]) for manifest in owned}
         self._wait_for_readers(self._claims.values())
         proposed = Decision(self.base.routing_version + 1, buckets, initial_map(maps), self.ids.entry_id())
         outcome = decide(self.store, proposed, clock=self.clock, options=self.options)
@@ -219,6 +224,7 @@ class _Run:
             ids=self.ids,
             options=self.options,
             at_once=self.at_once,
+            ended=ended,
         )
         if outcome.buckets != buckets:
             raise CommitConflict(f"{base.uri}: another resize, to {outcome.buckets} regions, was decided first")
@@ -226,20 +232,21 @@ class _Run:
 
     def _sealed_and_drained(self, region: UUID) -> int:
         logged = 0  # bytes of the log that a claim replays, as listed before the seal
-        if self.at_once > 1:
-            manifest = self._manifests(region).latest()
+        manifest = self._manifests(region).latest()
+        rests = manifest is not None and manifest.at_rest  # a log that was released at rest need not be listed
+        if self.at_once > 1 and not rests:
             after = 0 if manifest is None else manifest.replay_after
             entries = ((parse_entry_key(info.key), info.size) for info in self.store.describe(wal_prefix(region)))
             logged = sum(size for key, size in entries if key is not None and key.position > after)
         with self.budget.of(logged):
-            claimed = self.seal(region)
+            claimed = self.seal(region, Released(manifest, manifest.last_seen) if manifest and rests else None)
             rows = self.drain(claimed)
             claimed.entries.clear()
         self._claims[region] = claimed
         return rows
 
-    def seal(self, region: UUID) -> Claim:
-        """Claim `region`, and seal it with the claim."""
+    def seal(self, region: UUID, released: Released | None) -> Claim:
+        """Claim `region`, and seal it with the claim. `released`: the note of its former owner."""
         return claim(
             self.store,
             region,
@@ -247,7 +254,7 @@ class _Run:
             codec=self.base.codec,
             ids=self.ids,
             clock=self.clock,
-            known=Known(committed=self.base.committed.get(region, 0)),
+            known=Known(self.base.committed.get(region, 0), released),
             seal=True,
             options=self.options,
         )

@@ -407,13 +407,14 @@ class Table(LevelReads, LanceDBForms):
             self._commits.commit()
             if context.clock.monotonic() - began < QUICK:
                 break
+        ended = dict[UUID, wal.Released]()
         with self._commits.alone, ExitStack() as paused:
 
             def stop_writers() -> None:
                 paused.enter_context(self.gate.closed(CLOSE_WITHIN))
                 self.upkeep.flush()
                 self.upkeep.commit()
-                paused.callback(self._claim_routing)
+                paused.callback(self._claim_routing, ended)
                 self.regions.leave_all()
 
             report = resize(
@@ -425,6 +426,7 @@ class Table(LevelReads, LanceDBForms):
                 ids=context.ids,
                 options=context.wal_options,
                 stop_writers=stop_writers,
+                ended=ended,
             )
         _LOG.info("%s: %d regions in place of %d", self.base.uri, report.regions, report.before)
         self.resized()
@@ -459,21 +461,22 @@ class Table(LevelReads, LanceDBForms):
             self.regions.leave_all()  # ends the calls under way, whose regions are obsolete
             with self.gate.closed(ADOPT_WITHIN):
                 self.regions.leave_all()
-                self._claim_routing()
+                self._claim_routing({})
         if decided is not None:
             _LOG.warning("%s; this process takes its share of the new regions", decided.partition(";")[0])
         return decided
 
-    def _claim_routing(self) -> None:
-        """Claim those regions of the newest routing that belong to this process. Requires: the gate is closed, and no
-        region is here."""
+    def _claim_routing(self, ended: Mapping[UUID, wal.Released]) -> None:
+        """Claim those regions of the newest routing that belong to this process. `ended`: notes of their claims by a
+        resize. Requires: the gate is closed, and no region is here."""
         context, self._unclaimed = self._context, True
         how: dict[str, Any] = {"clock": context.clock, "ids": context.ids, "options": context.wal_options}
         finish_resize(self._reader.base(), context.store, **how)
         base = self._reader.base()
         self._columns.adopt(base)
         self.gate.version = base.routing_version
-        list(each(self._claimed, filter(self.regions.belongs, base.regions), AT_ONCE))
+        claim = lambda region: self._claimed_at_use(region, ended.get(region))  # noqa: E731
+        list(each(claim, filter(self.regions.belongs, base.regions), AT_ONCE))
         self._unclaimed = False
 
     # ---- inside --------------------------------------------------------------------------------------------------
