@@ -38,7 +38,6 @@ import logging
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -53,6 +52,7 @@ from memwal.ingest.engine.table import owner_notes as owners
 from memwal.ingest.engine.table.garbage import TableCollector
 from memwal.ingest.errors import Invalid, MemWalError, Unavailable
 from memwal.ingest.refusals import not_owner
+from memwal.ingest.threads import SideTask
 from memwal.wal.parallel_map import each
 
 _LOG = logging.getLogger("memwal.regions")
@@ -212,9 +212,11 @@ class RegionSet:
         """
         if region not in self._buckets:
             raise self.missing(region)
-        with ThreadPoolExecutor(1, "before") as beside:  # each is a round trip
-            generations = beside.submit(committed)
+        generations = SideTask(committed, alone=not self.context.store.remote)  # each is a round trip
+        try:
             return BeforeClaim(self.collector.names(region), generations.result().get(region, 0))
+        finally:
+            generations.end()
 
     def acquire(self, region: UUID, before: BeforeClaim, ahead: wal.ReadAhead | None = None) -> int:
         """Claim `region`, unless this process holds it already; return the epoch.

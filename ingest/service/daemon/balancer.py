@@ -257,9 +257,12 @@ class Balancer:
     # ---- requests of peers ---------------------------------------------------------------------------------------
 
     def heard(self, endpoint: str) -> None:
-        """Record that the peer at `endpoint` checked this daemon, so it is alive."""
+        """Record that the peer at `endpoint` checked this daemon, so it is alive; check it now if it did not answer."""
         with self._lock:
             self._watch.heard(endpoint, self._clock.monotonic())
+            unseen = endpoint in self._peers and not self._watch.sees(endpoint)
+        if unseen:
+            self._peers[endpoint].look()
 
     def look(self, endpoint: str) -> None:
         """Check the peer at `endpoint` now, because its state changed."""

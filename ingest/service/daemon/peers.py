@@ -87,8 +87,8 @@ class Peer:
 
         `me`: this daemon's endpoint. `table`: the address of the table or the fleet, which the peer must serve too.
         `seen`: called after every check, by a thread of this peer, with the answer, or with None and whether the
-        connection was refused; returns the seconds until the next check. `access`: credentials for the peer. Raises: Invalid if a reference in `access` cannot
-        be resolved.
+        connection was refused; returns the seconds until the next check. `access`: credentials for the peer. Raises:
+        Invalid if a reference in `access` cannot be resolved.
         """
         self.endpoint = endpoint
         self.backlogs: Mapping[str, tuple[Backlog, int]] = {}
