@@ -328,11 +328,12 @@ def _error(writer: RegionWriter, write: Write, until: float | None, clock: Clock
 
 def _answered(write: Write, until: float | None, clock: Clock, caller: Caller | None) -> BaseException | None:
     """Return the error of `write`, None for its ack. Raises: TimeoutError after `until`, and if the caller leaves."""
-    while caller is not None and not caller.left and (until is None or until - clock.monotonic() > LOOK_EVERY):
+    # The answer first: in a daemon, asking gRPC whether the caller is gone takes longer than everything else here.
+    while caller is not None and (until is None or until - clock.monotonic() > LOOK_EVERY):
         with suppress(TimeoutError):
             return write.done.exception(LOOK_EVERY)
-    if caller is not None and (caller.left or until is None):
-        raise TimeoutError
+        if caller.left:
+            raise TimeoutError
     return write.done.exception(None if until is None else until - clock.monotonic())
 
 
