@@ -79,7 +79,7 @@ class Contention:
         self.keys: dict[int, list[int]] = {}
         self._create()
         config = directory / "table.toml"
-        config.write_text(toml(self._sections()))
+        config.write_text(toml(self.sections()))
         self.daemons = [self._daemon(serve, config, each) for each in self.endpoints]
         self.clients: list[Kept] = []
         self.histories: list[Path] = []
@@ -187,7 +187,7 @@ class Contention:
         options, settings = dict(self.place.options) or None, {"table": RULES[self.rule]}
         memwal.open(uri, schema=SCHEMA, key="id", regions=regions, storage_options=options, settings=settings).close()
 
-    def _sections(self) -> dict[str, dict[str, Any]]:
+    def sections(self) -> dict[str, dict[str, Any]]:
         columns = {field.name: str(field.type) for field in SCHEMA}
         return {
             "table": {"key": ["id"], **self.place.section, "columns": columns, **RULES[self.rule]},
@@ -267,9 +267,9 @@ class FleetContention(Contention):
             self.regions.append(str(bucket_region(0)))
             self.keys[number] = list(range(1, KEYS + 1))
 
-    def _sections(self) -> dict[str, dict[str, Any]]:
+    def sections(self) -> dict[str, dict[str, Any]]:
         fleet = {"prefix": self.place.uri, "idle_after": IDLE_AFTER}
-        sections = super()._sections()
+        sections = super().sections()
         del sections["table"]["uri"]
         return {**sections, "fleet": fleet, "regions": {"count": 1}}
 
