@@ -196,17 +196,16 @@ class TableWrites:
     def _split(self, admission: Admission, rows: pa.Table, deletes: bool) -> list[tuple[RegionWriter, pa.Table]]:
         """Return the rows by region, in order. Raises: InvalidRows, Invalid for wrong rows of several regions."""
         if len(self._regions.order) == 1 or not rows.num_rows:
-            return [(self._regions.of_bucket(0), rows)] if rows.num_rows else []
+            return [(self._regions.serving(self._regions.order[0]), rows)] if rows.num_rows else []
         admission.check(rows, deletes=deletes)  # a single region checks its rows itself; routing reads the key
         buckets = self._columns.base.route(rows)
         order = np.argsort(buckets, kind="stable")
         present, starts = np.unique(buckets[order], return_index=True)
         sorted_rows = rows if len(present) == 1 else rows.take(pa.array(order))
         ends = [*starts[1:], rows.num_rows]
-        return [
-            (self._regions.of_bucket(bucket), sorted_rows.slice(start, end - start))
-            for bucket, start, end in zip(present, starts, ends, strict=True)
-        ]
+        writers = self._regions.of(self._regions.order[bucket] for bucket in present)
+        slices = (sorted_rows.slice(start, end - start) for start, end in zip(starts, ends, strict=True))
+        return list(zip(writers, slices, strict=True))
 
     # ---- steps of a delete or update by filter; see `api.filter_writes` --------------------------------------------
 
