@@ -169,19 +169,8 @@ def finish(
     done = decided(store, base.routing_version)
     if done is not None:
         base = with_its_loads(base, store)
-        on_disk, syncing = cache(partial(sync_table, base.dataset)), Lock()
-        opened = partial(
-            _open,
-            base,
-            store,
-            done,
-            on_disk,
-            syncing,
-            {} if ended is None else ended,
-            clock=clock,
-            ids=ids,
-            options=options,
-        )
+        on_disk, ended = cache(partial(sync_table, base.dataset)), {} if ended is None else ended
+        opened = partial(_open, base, store, done, Lock(), on_disk, ended, clock=clock, ids=ids, options=options)
         for _ in each(opened, base.regions, at_once):
             continue
     return base
@@ -258,8 +247,8 @@ def _open(
     base: BaseTable,
     store: ObjectStore,
     to: Decision,
-    on_disk: Callable[[], None],
     syncing: Lock,
+    on_disk: Callable[[], None],
     ended: dict[UUID, Released],
     region: UUID,
     *,

@@ -316,21 +316,34 @@ def test_a_daemon_splits_its_table(start: Start, tmp_path: Path) -> None:
     assert not [line for line in running.errors if "failed" in line]
 
 
-def test_a_daemon_that_is_killed_beside_its_splits_loses_nothing(start: Start, tmp_path: Path) -> None:
+def test_a_daemon_that_is_killed_within_its_splits_loses_nothing(start: Start, tmp_path: Path) -> None:
     (port,) = free_ports(1)
-    running = daemon(start, tmp_path, port, regions=FAST | {"count_max": 16})
+    sections = {"regions": FAST | {"count_max": 16}}
+    running = daemon(start, tmp_path, port, **sections)
+    manifests = wal.ManifestStore(wal.open_store(str(tmp_path / "t.lance")), bucket_region(0))
     with memwal.connect(f"grpc://127.0.0.1:{port}") as table:
         ledger = Ledger(lambda rows, token: again(lambda: table.put(rows, token=token)), tokens=True)
         with ledger.running():
-            for kill in range(4):
-                time.sleep(1.0 + 0.3 * kill)
+            for _ in range(3):
+                until(lambda: is_sealed(manifests))
                 running.process.kill()
                 running.wait()
-                running = daemon(start, tmp_path, port, regions=FAST | {"count_max": 16})
+                running = daemon(start, tmp_path, port, **sections)
             until(lambda: again(lambda: regions(table)) >= 4)
         ledger.check(table)
     running.process.terminate()
     assert running.wait() == 0
+
+
+def is_sealed(manifests: wal.ManifestStore) -> bool:
+    """Look for half a second whether a resize has sealed the region."""
+    deadline = time.monotonic() + 0.5
+    while time.monotonic() < deadline:
+        newest = manifests.latest()
+        if newest is not None and newest.status is wal.RegionStatus.SEALED:
+            return True
+        time.sleep(0.001)
+    return False
 
 
 def again(call: Callable[[], Any]) -> Any:

@@ -54,8 +54,8 @@ from memwal.ingest.threads import Periodic
 from memwal.wal.parallel_map import AT_ONCE, each
 
 _LOG = logging.getLogger("memwal.table")
-PASSES, QUICK = 5, 0.5
-"""Flushes and commits before a resize closes the gate: the maximum, and the seconds after which one is the last."""
+PASSES = 3
+"""Flushes and commits before a resize closes the gate."""
 CLOSE_WITHIN, ADOPT_WITHIN = 0.1, 5.0
 """Seconds that the calls under way get to end before a resize by this process, and after one by another process."""
 
@@ -400,14 +400,10 @@ class Table(LevelReads, LanceDBForms):
         may be sealed: call it again, with the present number to go back.
         """
         self._refuse_if_closed()
-        context = self._context
-        for _ in range(PASSES):  # each pass leaves only the rows that were put during it
-            began = context.clock.monotonic()
+        for _ in range(PASSES):  # each leaves only the rows that were put during it
             self.upkeep.flush()
             self._commits.commit()
-            if context.clock.monotonic() - began < QUICK:
-                break
-        ended = dict[UUID, wal.Released]()
+        store, ended = self._context.store, dict[UUID, wal.Released]()
         with self._commits.alone, ExitStack() as paused:
 
             def stop_writers() -> None:
@@ -417,17 +413,8 @@ class Table(LevelReads, LanceDBForms):
                 paused.callback(self._claim_routing, ended)
                 self.regions.leave_all()
 
-            report = resize(
-                self.base.uri,
-                context.store.storage_options,
-                context.store,
-                buckets,
-                clock=context.clock,
-                ids=context.ids,
-                options=context.wal_options,
-                stop_writers=stop_writers,
-                ended=ended,
-            )
+            how = self._how | {"stop_writers": stop_writers, "ended": ended}
+            report: ResizeReport = resize(self.base.uri, store.storage_options, store, buckets, **how)
         _LOG.info("%s: %d regions in place of %d", self.base.uri, report.regions, report.before)
         self.resized()
         return report
@@ -469,15 +456,18 @@ class Table(LevelReads, LanceDBForms):
     def _claim_routing(self, ended: Mapping[UUID, wal.Released]) -> None:
         """Claim those regions of the newest routing that belong to this process. `ended`: notes of their claims by a
         resize. Requires: the gate is closed, and no region is here."""
-        context, self._unclaimed = self._context, True
-        how: dict[str, Any] = {"clock": context.clock, "ids": context.ids, "options": context.wal_options}
-        finish_resize(self._reader.base(), context.store, **how)
+        self._unclaimed = True
+        finish_resize(self._reader.base(), self._context.store, **self._how)
         base = self._reader.base()
         self._columns.adopt(base)
         self.gate.version = base.routing_version
         claim = lambda region: self._claimed_at_use(region, ended.get(region))  # noqa: E731
         list(each(claim, filter(self.regions.belongs, base.regions), AT_ONCE))
         self._unclaimed = False
+
+    @property
+    def _how(self) -> dict[str, Any]:
+        return {"clock": self._context.clock, "ids": self._context.ids, "options": self._context.wal_options}
 
     # ---- inside --------------------------------------------------------------------------------------------------
 

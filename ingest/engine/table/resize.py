@@ -34,14 +34,11 @@ _PASSED: ContextVar[Gate | None] = ContextVar("memwal_gate", default=None)
 
 
 class Gate:
-    """Lets calls that depend on the routing of a table pass, except while the routing changes.
-
-    Thread safety. Any thread. Invariants. While the gate is closed, no call is inside; `version` and the regions of the
-    table change only then.
+    """Lets calls that depend on the routing of a table pass, except while it is closed: no call is inside then, and
+    only then `version`, of the routing, and the regions of the table change. Thread safety. Any thread.
     """
 
     def __init__(self, uri: str, version: int) -> None:
-        """`version`: of the routing."""
         self.version, self._uri = version, uri
         self._changed = threading.Condition()
         self._inside, self._closed = 0, False
