@@ -15,7 +15,7 @@ import pytest
 
 import memwal
 from memwal import wal
-from memwal.flush import BaseTable
+from memwal.flush import BaseTable, resize
 from memwal.flush.resizing.routing import routing_key
 from memwal.ingest.engine.table.embedded import Table
 from memwal.ingest.errors import Internal, MemWalError, Unavailable
@@ -166,11 +166,11 @@ def test_every_call_goes_on_over_a_split(tmp_path: Path) -> None:
         assert table.count() == 1000
 
 
-def patiently(resize: Callable[[], Any]) -> None:
+def patiently(call: Callable[[], Any]) -> None:
     """Resize; calls that do not end in time keep the gate open, and then nothing has changed."""
     for _ in range(20):
         with suppress(Unavailable):
-            resize()
+            call()
             return
     raise AssertionError
 
@@ -186,6 +186,27 @@ def test_a_call_that_does_not_end_keeps_the_routing(tmp_path: Path) -> None:
             pass
         assert refused.value.details == {"reason": "resized", "routing": 2}
         assert table.count() == 1
+
+
+@pytest.mark.parametrize("level", ["flushed", "committed"])
+def test_an_owner_that_missed_a_resize_gives_no_half_of_the_rows(tmp_path: Path, level: str) -> None:
+    """Neither level asks for a lease, so that only the routing of the base table tells."""
+    uri = str(tmp_path / "t.lance")
+    with opened(uri, regions={"count": 2}, **QUIET) as table:
+        table.put(pa.table({"id": list(range(100)), "v": [0] * 100}, schema=SCHEMA))
+        table.flush()
+        table.commit()
+        share = engine(table).only([bucket_region(0)])
+        assert 0 < share.count(level=level) < 100
+        resize(uri, {}, wal.open_store(uri), 4, clock=wal.SystemClock(), ids=wal.SystemIds())
+        reads = [share, *([table] if level == "flushed" else [])]
+        for each in reads:
+            with pytest.raises(Unavailable) as refused:
+                each.count(level=level)
+            assert refused.value.details["reason"] == "resized"
+        assert table.count(level="committed") == 100
+        assert engine(table).adopt_routing() is not None
+        assert (regions(table), table.count(level=level)) == (4, 100)
 
 
 def threaded(call: Callable[[], Any]) -> Any:
