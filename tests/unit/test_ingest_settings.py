@@ -161,6 +161,7 @@ MISTAKES: list[tuple[str, dict[str, Any]]] = [
     ("source", {"format": "json", "schema_drift": "adds"}),
     ("log", {"level": "warn"}),
     ("regions", {"count": True}),
+    ("regions", {"count": "many"}),
     *(("cost", {"put_price": price}) for price in ("cheap", NAN, float("inf"), -1)),
 ]
 
