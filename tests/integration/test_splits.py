@@ -112,7 +112,7 @@ def test_a_table_splits_twice_under_its_writers(tmp_path: Path) -> None:
         ledger.check(table)
         status = table.status()
         assert (status["routing"], status["regions_max"], len(status["regions"])) == (3, 4, 4)  # count_max is kept
-    with opened(uri, regions={"count": "auto"}) as table:
+    with memwal.open(str(uri), regions="auto") as table:
         assert regions(table) == 4
         ledger.check(table)
 
@@ -173,6 +173,18 @@ def patiently(call: Callable[[], Any]) -> None:
             call()
             return
     raise AssertionError
+
+
+def test_on_s3(s3_table: Any) -> None:
+    uri, options = s3_table
+    with memwal.open(uri, schema=SCHEMA, key="id", regions=1, storage_options=options) as table:
+        ledger = Ledger(table.put)
+        with ledger.running():
+            until(lambda: len(ledger.acked) > 500)
+            patiently(lambda: engine(table).resize(2))
+            patiently(lambda: engine(table).resize(4))
+        assert (regions(table), table.status()["routing"]) == (4, 3)
+        ledger.check(table)
 
 
 def test_a_call_that_does_not_end_keeps_the_routing(tmp_path: Path) -> None:

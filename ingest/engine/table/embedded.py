@@ -57,7 +57,8 @@ _LOG = logging.getLogger("memwal.table")
 PASSES = 3
 """Flushes and commits before a resize closes the gate."""
 CLOSE_WITHIN, ADOPT_WITHIN = 0.1, 5.0
-"""Seconds that the calls under way get to end before a resize by this process, and after one by another process."""
+"""Seconds that calls under way get to end: before a resize by this process, on a local disk, and after one by another.
+"""
 
 
 class Table(LevelReads, LanceDBForms):
@@ -407,7 +408,7 @@ class Table(LevelReads, LanceDBForms):
         with self._commits.alone, ExitStack() as paused:
 
             def stop_writers() -> None:
-                paused.enter_context(self.gate.closed(CLOSE_WITHIN))
+                paused.enter_context(self.gate.closed(CLOSE_WITHIN * (10 if store.remote else 1)))
                 self.upkeep.flush()
                 self.upkeep.commit()
                 paused.callback(self._claim_routing, ended)
