@@ -50,7 +50,7 @@ PlaceOption = Annotated[
     ),
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="go on with what a killed process left there")]
-Stage = Annotated[str | None, typer.Option(help="only dead letters of this stage: parse, map, fit or refused")]
+Stage = Annotated[str | None, typer.Option(help="only dead letters of this stage: parse, map, fit, route or refused")]
 
 app = Commands(
     name="memwal",
