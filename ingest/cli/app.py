@@ -103,7 +103,7 @@ def run(
     from memwal.ingest.settings.load import load_every
 
     screen = CommandConsole()
-    pipelines = {name: one_table(settings, name) for name, settings in load_every(config, os.environ).items()}
+    pipelines = {name: one_table(each, name, routed=True) for name, each in load_every(config, os.environ).items()}
     if "local" in {settings.source.engine for settings in pipelines.values()}:
         from memwal.ingest.cli.follow import run_local
 
@@ -499,7 +499,7 @@ def doctor(config: Config, as_json: AsJson = False) -> int:
     from memwal.ingest.cli.doctor import show
     from memwal.ingest.settings.load import load_every
 
-    pipelines = {name: one_table(settings, name) for name, settings in load_every(config, os.environ).items()}
+    pipelines = {name: one_table(each, name, routed=True) for name, each in load_every(config, os.environ).items()}
     return show(pipelines, os.environ, as_json=as_json)
 
 
@@ -560,7 +560,8 @@ def check(config: Config) -> int:
 
     lines, notices, pipelines = [], list[str](), load_every(config, os.environ)
     for name, settings in pipelines.items():
-        for table in [one_table(settings, name)] if table_option() else checked_tables(settings, os.environ):
+        chosen = [one_table(settings, name, routed=True)] if table_option() or settings.route.table else None
+        for table in chosen or checked_tables(settings, os.environ):
             base, problems = find_problems(table, os.environ, starts=False)
             notices += [f"{name}: warning: {text}"] if (text := by_key(table, base)) else []
             lines += [f"{name}: {line}" for problem in problems for line in lines_of(problem)]
@@ -609,7 +610,7 @@ def dlq_list(
     """Count dead letters by stage and reason, and list the newest."""
     from memwal.ingest.cli.dlq import list_letters
 
-    return list_letters(Call.of(config), stage=stage, limit=limit, form=format)
+    return list_letters(Call.of(config, routed=True), stage=stage, limit=limit, form=format)
 
 
 @dlq_app.command("show")
@@ -626,7 +627,7 @@ def dlq_show(
     """Show everything about one dead letter, with its raw bytes."""
     from memwal.ingest.cli.dlq import show_letter
 
-    return show_letter(Call.of(config), id=id, in_hex=hex, as_json=as_json)
+    return show_letter(Call.of(config, routed=True), id=id, in_hex=hex, as_json=as_json)
 
 
 @dlq_app.command("replay")
@@ -655,7 +656,7 @@ def dlq_purge(
     """Delete old dead letters."""
     from memwal.ingest.cli.dlq import purge
 
-    return purge(Call.of(config), older_than=older_than, stage=stage, dry_run=dry_run)
+    return purge(Call.of(config, routed=True), older_than=older_than, stage=stage, dry_run=dry_run)
 
 
 def names_in(text: str | None) -> list[str] | None:

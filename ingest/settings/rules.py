@@ -62,7 +62,8 @@ def relations(settings: Settings, refused: Collection[tuple[str, str]]) -> list[
     """Return every violated rule. `refused`: (section, key) pairs whose values were rejected and replaced by
     defaults."""
     problems = [*of_fleet(settings), *(of_route(settings) if settings.route.table else ())]
-    for section, table in each_table(settings):
+    nowhere = settings.route.table and not settings.fleet.prefix
+    for section, table in () if nowhere else each_table(settings):
         found = [*of_table(table.table), *of_append(table), *of_dlq(table)]
         problems += [problem.of_table(section) for problem in found]
     problems += [*of_limits(settings), *of_source(settings), *of_kafka(settings)]
