@@ -10,6 +10,8 @@ with its bound.
 * first put: the duration of a put to a table that is idle, by a client that is connected.
 * active: tables with one durable put of 10 rows per second each; beside it one table alone with the same number of puts
   per second, in the same daemons, in alternating rounds.
+* isolation: p99 of puts to tables beside one that writes as much as its rate limit allows and one whose storage fails,
+  divided by p99 without these, in alternating rounds.
 * kill: the longest wait of a put to each table after the SIGKILL of a daemon, while all have one put per second.
 
 At the end every acknowledged row must be in its table, once.
@@ -19,13 +21,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -42,10 +45,12 @@ from tests.s3_place import Place, on_s3
 
 TABLES, ACTIVE, SECONDS = 1_000, 100, 20.0
 SMOKE = (20, 5, 2.0)
-ROWS = 10
+ROWS, LARGE = 10, 10_000
 QUICK = {"fleet": {"idle_after": "3s"}, "commit": {"interval": "1s"}}
 """Shorter than the defaults, so that tables become idle within the measurement; under load the defaults apply."""
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("value", pa.string())])
+PUT_RATE = "1MB"
+"""Limit of each table, of which `LARGE` rows are a sixth."""
 _CLIENTS = 32
 """Clients that are connected in parallel."""
 
@@ -59,15 +64,31 @@ class Written:
     acks: list[tuple[float, float]] = field(default_factory=list)
     rows: int = 0
 
+    size: int = ROWS
+    """Rows of a put."""
+
     def put(self) -> float:
-        """Put `ROWS` rows with new keys, and return the seconds that it took."""
-        keys = range(self.rows, self.rows + ROWS)
-        rows = pa.table({"id": list(keys), "value": ["a value"] * ROWS}, schema=SCHEMA)
+        """Put rows with new keys, and return the seconds that it took."""
+        keys = range(self.rows, self.rows + self.size)
+        rows = pa.table({"id": list(keys), "value": ["a value"] * self.size}, schema=SCHEMA)
         sent = time.perf_counter()
         self.client.put(rows, token=f"bench:{self.rows}", timeout=60)
         self.acks.append((sent, time.perf_counter()))
-        self.rows += ROWS
+        self.rows += self.size
         return self.acks[-1][1] - sent
+
+
+@dataclass
+class Broken(Written):
+    """A table whose storage fails."""
+
+    def put(self) -> float:
+        """Put rows, which is refused, and return the seconds that it took."""
+        began = time.perf_counter()
+        with suppress(memwal.MemWalError):
+            super().put()
+            raise AssertionError(f"{self.name} has taken a put, but its storage fails")
+        return time.perf_counter() - began
 
 
 class Load:
@@ -209,6 +230,31 @@ def used(given: argparse.Namespace, daemons: Daemons) -> None:
     print(f"{len(active) + 1} tables have every acknowledged row once")
 
 
+def isolated(given: argparse.Namespace, daemons: Daemons, prefix: Path) -> None:
+    """Print how much tables are slowed down by others. The last table is broken by this."""
+    *quiet, hot, last = connected(daemons, names(given.tables)[-max(3, given.active // 2) :])
+    hot.size = LARGE
+    for table in (*quiet, hot, last):
+        table.put()
+    broken = Broken(last.name, last.client, rows=last.rows)
+    log = prefix / f"{last.name}.lance" / "_mem_wal"
+    shutil.rmtree(log)
+    log.write_text("no directory")
+    beside, alone = list[float](), list[float]()
+    for number in range(8):
+        with Load(quiet, 1.0), Load([hot] if number % 2 else [], 0.0), Load([broken] if number % 2 else [], 0.2):
+            time.sleep(1.0)
+            since = time.perf_counter()
+            time.sleep(max(1.0, given.seconds / 2))
+        (beside if number % 2 else alone).extend(waits(quiet, since))
+    p50, p99 = (np.percentile(beside, at) / np.percentile(alone, at) for at in (50, 99))
+    took = hot.acks[-1][1] - hot.acks[1][0]
+    said("isolation: rows per second of the table at its limit", (hot.rows - 2 * hot.size) / took, "")
+    said("isolation: p99 of a put to another table, without it", float(np.percentile(alone, 99)) * 1e3, "ms")
+    said("isolation: p50 beside it and a broken table by that", float(p50), "x")
+    said("isolation: p99 beside it and a broken table by that", float(p99), "x", 1.2)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench.fleet", description=__doc__)
@@ -244,6 +290,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             unused(given, daemons, place, time.perf_counter() - began)
         with Daemons(directory, toml(sections), 0, environ) as daemons:
             used(given, daemons)
+        if place is None:
+            sections["table"]["put_rate_max"] = PUT_RATE
+            with Daemons(directory, toml(sections), 0, environ) as daemons:
+                isolated(given, daemons, Path(prefix))
     return 0
 
 

@@ -3,7 +3,8 @@
 `python -m tests.contention --seconds 60 --seed 1` (`make histories`) runs two daemons, three processes of clients and a
 reader of storage, records what each client observed, and lets Porcupine judge it. `--rule insert` and `--rule version`
 use tables whose puts have a condition, `--s3` a table on an S3 server that fails `--s3-faults` per cent of the
-requests. Exit code 1: the history is not linearizable; its files and pictures stay.
+requests, `--tables 50 --kills 20` a fleet of 50 tables whose daemons are killed 20 times. Exit code 1: the history is
+not linearizable; its files and pictures stay.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.flight as flight
 
 import memwal
 from memwal.flush import BaseTable
+from memwal.wal import bucket_region
 from tests.chaos import Kept
-from tests.cluster import Cluster, spread
+from tests.cluster import Cluster, ask, spread
 from tests.conftest import ROOT, environment, toml
 from tests.histories.clients import Orders, keys_of
 from tests.histories.judge import Judgement, NotLinearizable, expect_linearizable
@@ -43,6 +46,9 @@ PATIENCE = 90.0
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.int64()), ("version", pa.int64())])
 RULES: dict[str, dict[str, Any]] = {"replace": {}, "insert": {"upsert": "insert"}, "version": {"version": "version"}}
 STEPS = ("kill", "stop", "pause", "drain", "kill a client")
+OF_FLEETS = ("kill", "pause", "drain", "kill a client")
+IDLE_AFTER = "1s"
+"""Of a fleet, so that regions also come to rest."""
 
 
 class Contention:
@@ -66,17 +72,14 @@ class Contention:
         self.commit, self.processes = commit, clients
         self.chance = random.Random(f"contention {seed}")
         self.place = place or Place(str(directory / "table.lance"))
+        self.tables: list[str] = []
+        """Of a fleet."""
         self.endpoints = spread(2, REGIONS)
+        self.regions: list[str] = []
+        self.keys: dict[int, list[int]] = {}
+        self._create()
         config = directory / "table.toml"
-        config.write_text(toml(self._sections()))
-        options = dict(self.place.options)
-        settings = {"table": RULES[rule]}
-        memwal.open(
-            self.place.uri, schema=SCHEMA, key="id", regions=REGIONS, storage_options=options or None, settings=settings
-        ).close()
-        base = BaseTable.open(self.place.uri, options)
-        self.regions = [str(region) for region in base.regions]
-        self.keys = keys_of(base, KEYS)
+        config.write_text(toml(self.sections()))
         self.daemons = [self._daemon(serve, config, each) for each in self.endpoints]
         self.clients: list[Kept] = []
         self.histories: list[Path] = []
@@ -173,7 +176,18 @@ class Contention:
 
     # ---- processes -------------------------------------------------------------------------------------------------
 
-    def _sections(self) -> dict[str, dict[str, Any]]:
+    def _create(self) -> None:
+        """Create what clients use, and set `regions` and `keys`."""
+        self._create_table(self.place.uri, REGIONS)
+        base = BaseTable.open(self.place.uri, dict(self.place.options))
+        self.regions = [str(region) for region in base.regions]
+        self.keys = keys_of(base, KEYS)
+
+    def _create_table(self, uri: str, regions: int) -> None:
+        options, settings = dict(self.place.options) or None, {"table": RULES[self.rule]}
+        memwal.open(uri, schema=SCHEMA, key="id", regions=regions, storage_options=options, settings=settings).close()
+
+    def sections(self) -> dict[str, dict[str, Any]]:
         columns = {field.name: str(field.type) for field in SCHEMA}
         return {
             "table": {"key": ["id"], **self.place.section, "columns": columns, **RULES[self.rule]},
@@ -205,6 +219,7 @@ class Contention:
             seed=self.seed,
             rule=self.rule,
             options=dict(self.place.options),
+            tables=self.tables,
         )
         words = [sys.executable, "-m", "tests.histories.clients", str(orders)]
         self.histories.append(path)
@@ -235,12 +250,44 @@ class Contention:
             self._rest(0.05)
 
 
+class FleetContention(Contention):
+    """The same for a fleet whose tables have one region each, which comes to rest when it is idle."""
+
+    def __init__(self, directory: Path, seed: int, *, tables: int, **given: Any) -> None:
+        """`tables`: their number."""
+        self._names = [f"t_{number:02d}" for number in range(tables)]
+        super().__init__(directory, seed, **given)
+
+    def _create(self) -> None:
+        self.place = Place(str(self.directory / "tables"))
+        Path(self.place.uri).mkdir()
+        self.tables = self._names
+        for number, name in enumerate(self.tables):
+            self._create_table(f"{self.place.uri}/{name}.lance", 1)
+            self.regions.append(str(bucket_region(0)))
+            self.keys[number] = list(range(1, KEYS + 1))
+
+    def sections(self) -> dict[str, dict[str, Any]]:
+        fleet = {"prefix": self.place.uri, "idle_after": IDLE_AFTER}
+        sections = super().sections()
+        del sections["table"]["uri"]
+        return {**sections, "fleet": fleet, "regions": {"count": 1}}
+
+    def _served(self) -> bool:
+        """Return whether every daemon answers, and every table can be used."""
+        with suppress(flight.FlightError):
+            return all(ask(each, "tables") for each in self.endpoints)
+        return False
+
+
 def main() -> int:
     """Run the command; see the module."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rule", choices=sorted(RULES), default="replace")
+    parser.add_argument("--tables", type=int, help="a fleet of so many tables")
+    parser.add_argument("--kills", type=int, default=0, help="kill a daemon so often, before anything else")
     parser.add_argument("--s3", action="store_true", help="the table is on an S3 server")
     parser.add_argument("--s3-faults", type=float, default=0.0, help="per cent of the requests that fail")
     given = parser.parse_args()
@@ -248,11 +295,15 @@ def main() -> int:
     directory = Path(tempfile.mkdtemp(prefix="memwal-contention-"))
     with ExitStack() as stack:
         place = stack.enter_context(on_s3(directory)) if given.s3 or given.s3_faults else None
-        run = Contention(directory, given.seed, rule=given.rule, place=place, say=lambda step: print(step, flush=True))
+        options: dict[str, Any] = {"rule": given.rule, "place": place, "say": lambda step: print(step, flush=True)}
+        if given.tables:
+            run: Contention = FleetContention(directory, given.seed, tables=given.tables, **options)
+        else:
+            run = Contention(directory, given.seed, **options)
         stack.callback(run.close)
         if place is not None and given.s3_faults:
             place.hurt(given.s3_faults / 100)
-        run.run(given.seconds)
+        run.run(given.seconds, ["kill"] * given.kills + list(OF_FLEETS if given.tables else STEPS))
         print(f"seed {given.seed}, {dict(run.done)}")
     try:
         print(run.judged())

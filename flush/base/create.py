@@ -25,7 +25,7 @@ from memwal.flush.base.adoptable import expect_fit, expect_key
 from memwal.flush.base.existing_indexes import all_existing_indexes
 from memwal.flush.base.fsync import local_root, sync_new_table, synced_version
 from memwal.flush.base.manifest import COMMITTED
-from memwal.flush.base.open import open_dataset
+from memwal.flush.base.open import Session, open_dataset
 from memwal.flush.base.row_hash import is_hashed
 from memwal.flush.base.setup import Setup, setup_metadata
 from memwal.flush.base.shape import column_ids, field_id, first_ids
@@ -109,8 +109,8 @@ def adopt(uri: str, dataset: lance.LanceDataset, key: Sequence[str], setup: Setu
         dataset.update_config(dict(setup_metadata(setup, column_ids(dataset), key)))
 
 
-def existing(store: ObjectStore, uri: str) -> lance.LanceDataset | None:
-    """Return the Lance table at `uri`, the root of `store`; None if a table may be created.
+def existing(store: ObjectStore, uri: str, session: Session | None = None) -> lance.LanceDataset | None:
+    """Return the Lance table at `uri`, the root of `store`, opened with `session`; None if a table may be created.
 
     Another process may be creating the table now, as daemons that start together do. Milliseconds pass between its
     first file and its first version, so opening an unfinished table is retried for up to _BEGUN seconds.
@@ -120,7 +120,7 @@ def existing(store: ObjectStore, uri: str) -> lance.LanceDataset | None:
     until = clock.monotonic() + _BEGUN
     while True:
         last = clock.monotonic() > until  # read the clock before opening, which may take long
-        if (dataset := open_dataset(store, uri)) is not None:
+        if (dataset := open_dataset(store, uri, session=session)) is not None:
             return dataset
         if is_vacant(store, unfinished=last):
             return None

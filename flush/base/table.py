@@ -150,27 +150,36 @@ class BaseTable:
 
     @staticmethod
     @panics_as_errors
-    def find(uri: str, storage_options: Mapping[str, str] | None = None, *, to_write: bool = False) -> BaseTable | None:
+    def find(
+        uri: str,
+        storage_options: Mapping[str, str] | None = None,
+        *,
+        to_write: bool = False,
+        caches: LanceCaches | None = None,
+    ) -> BaseTable | None:
         """Return the table at `uri`, or None if the path is empty. Completes a creation that crashed.
 
-        `to_write`: on a local disk, set torn versions aside after a power cut (`flush.base.torn`), and sync the newest
-        version unless it is already synced.
+        `caches`: as for `open`. `to_write`: on a local disk, set torn versions aside after a power cut
+        (`flush.base.torn`), and sync the newest version unless it is already synced.
         Raises NotALanceTable if the path holds something else; NotInitialised; UnsupportedTable.
         """
         store = open_store(uri, storage_options)
         store.children("")  # memwal's client first: it fails at once, with one line; Lance retries for seconds.
         if to_write:
             set_torn_versions_aside(store, uri)
-        dataset = existing(store, uri)
+        caches = caches or LanceCaches()
+        dataset = existing(store, uri, caches.session)
         if dataset is None:
             return None
         metadata = metadata_of(dataset)
         if REGIONS in metadata and dataset.mem_wal_index_details() is None:
             refuse_written_over(uri, dataset, store)
             complete(dataset, read_setup(metadata))
-            return BaseTable.open(uri, storage_options)
+            return BaseTable.open(uri, storage_options, caches=caches)
         opened = [dataset]  # on S3 a second opening takes as long as claiming a region
-        base = _newest_view(uri, store, lambda: opened.pop() if opened else _existing(store, uri, None))
+        base = _shared_view(
+            uri, store, caches, lambda session: opened.pop() if opened else _existing(store, uri, None, session)
+        )
         if to_write:
             sync_newest(base.dataset)
         return base

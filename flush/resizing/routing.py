@@ -206,7 +206,7 @@ def _switched(base: BaseTable, store: ObjectStore, to: Decision, clock: Clock, i
             )
         except (OSError, RuntimeError, ValueError) as error:
             conflict_retries.wait_if_newer(base.dataset, error)
-        base = BaseTable.open(base.uri, base.storage_options)
+        base = BaseTable.open(base.uri, base.storage_options, caches=base.caches)
     return base
 
 
@@ -292,7 +292,7 @@ def with_its_loads(base: BaseTable, store: ObjectStore) -> BaseTable:
         except (OSError, RuntimeError):
             if base.dataset.latest_version == base.dataset.version:
                 raise
-        base = BaseTable.open(base.uri, base.storage_options)
+        base = BaseTable.open(base.uri, base.storage_options, caches=base.caches)
     return base
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import lance
@@ -94,27 +95,31 @@ class FileOptions:
                 what = "" if chosen is None else f" with compression {self.compression[chosen]!r}"
                 raise InvalidFileOptions(
                     f"storage_version = {version!r}: Lance cannot write column {column.name!r} of type {column.type}"
-                    f"{what} ({first_line(of_column)}); choose another version or compression"
+                    f"{what} ({of_column}); choose another version or compression"
                 )
-        raise InvalidFileOptions(f"Lance cannot write SSTs with these settings ({first_line(error)})")
+        raise InvalidFileOptions(f"Lance cannot write SSTs with these settings ({error})")
 
-    def _write_error(self, columns: pa.Schema, version: str | None) -> Exception | None:
-        """Return the error of writing a row of nulls; None if Lance writes it."""
+    def _write_error(self, columns: pa.Schema, version: str | None) -> str | None:
+        """Return the error of writing a row of nulls, in a line; None if Lance writes it."""
         schema = self.schema(pa.schema([field.with_nullable(True).remove_metadata() for field in columns]))
-        row = pa.Table.from_arrays([pa.nulls(1, field.type) for field in schema], schema=schema)
-        of_lance: Any = version  # pylance's type is a list of literals
-        try:
-            with panics_as_errors:
-                lance.write_dataset(
-                    row, "memory://", data_storage_version=of_lance, data_cache_bytes=self.page_size * len(schema)
-                )
-        except (OSError, ValueError, RuntimeError, pa.ArrowException) as error:
-            return error
-        return None
+        return _write_error(schema.serialize().to_pybytes(), version, self.page_size * len(schema))
 
     def _pattern(self, column: str) -> str | None:
         """Return the first pattern of `compression` that matches a column; None without one."""
         return next((pattern for pattern in self.compression if fnmatch.fnmatchcase(column, pattern)), None)
+
+
+@lru_cache
+def _write_error(schema: bytes, version: Any, cache_bytes: int) -> str | None:
+    """See `FileOptions.expect_fit`; `schema`: serialized, with compression. Tables of a fleet often have the same."""
+    row_schema = pa.ipc.read_schema(pa.py_buffer(schema))
+    row = pa.Table.from_arrays([pa.nulls(1, field.type) for field in row_schema], schema=row_schema)
+    try:
+        with panics_as_errors:
+            lance.write_dataset(row, "memory://", data_storage_version=version, data_cache_bytes=cache_bytes)
+    except (OSError, ValueError, RuntimeError, pa.ArrowException) as error:
+        return first_line(error)
+    return None
 
 
 T = TypeVar("T", bound=Mapping[str, str])

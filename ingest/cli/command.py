@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 import typer.core
@@ -32,6 +32,17 @@ C = TypeVar("C", bound=Callable[..., Any])
 TableName = Annotated[
     str, typer.Option("--table", metavar="NAME", help="table of a configuration with several", show_default=False)
 ]
+Config = Annotated[
+    Path,
+    typer.Argument(
+        metavar="CONFIG",
+        help="TOML file (examples: configs/); FILE:NAME selects one of several pipelines",
+        show_default=False,
+    ),
+]
+Format = Annotated[Literal["table", "json", "ndjson", "csv"], typer.Option(help="output format")]
+AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="print what would be deleted, but delete nothing")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="print results and errors, but no progress, hints or notes")]
 
 _COMMANDS = {

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import wait_until
-from tests.contention import STEPS, Contention
+from tests.conftest import extent, wait_until
+from tests.contention import OF_FLEETS, STEPS, Contention, FleetContention
 from tests.histories.judge import judge
 
 
@@ -19,8 +19,8 @@ def contention(tmp_path: Path) -> Iterator[Callable[..., Contention]]:
     """Return a function that creates a contention; its processes end with the test."""
     made: list[Contention] = []
 
-    def make(seed: int, **options: Any) -> Contention:
-        made.append(Contention(tmp_path, seed, **options))
+    def make(seed: int, *, fleet: bool = False, **options: Any) -> Contention:
+        made.append((FleetContention if fleet else Contention)(tmp_path, seed, **options))
         return made[-1]
 
     yield make
@@ -37,6 +37,17 @@ def test_what_clients_see_is_linearizable_whoever_was_killed_or_stopped(contenti
     assert judged.operations > 300
     regions = [part for part in judged.parts if ", key" not in part.partition]
     assert all(part.reads[level] for part in regions for level in ("latest", "durable", "stored"))
+
+
+def test_what_clients_of_a_fleet_see_is_linearizable_whichever_daemon_was_killed(
+    contention: Callable[..., Contention],
+) -> None:
+    run = contention(3, fleet=True, clients=2, tables=extent(8, 50))
+    run.run(0.0, [*OF_FLEETS, *["kill"] * extent(2, 20)])
+    judged = run.judged()
+    print(judged)
+    assert judged.operations > 300
+    assert sum(part.reads["latest"] for part in judged.parts if ", key" not in part.partition)
 
 
 def test_a_deposed_daemon_that_answers_from_memory_is_found(

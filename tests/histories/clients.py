@@ -3,7 +3,8 @@
 Each client is a thread that does one operation after the other, on few keys that all clients share. There are three
 kinds: `Writer` puts, deletes and reads through the daemons; `Prober` reads a region at `latest` from one daemon after
 the other, whether it owns the region or not, so that deposed owners are read too; `StorageReader` reads `durable` from
-storage.
+storage. With the tables of a fleet, each of one region, a client chooses one of them for each operation, and the
+history has the number of the table in place of that of the region.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class Orders:
 
     `rule`: of the table, `replace`, `insert` or `version`. `kinds`: of its clients. `pause`: longest pause of a client
     between two operations, in seconds. `column`, `key`: names of two integer columns. `fixed`: values of the other
-    columns of the key, which distinguish the clients' rows from other rows.
+    columns of the key, which distinguish the clients' rows from other rows. `tables`: names, below `uri`; empty for one
+    table.
     """
 
     history: str
@@ -60,6 +62,7 @@ class Orders:
     key: str = "id"
     column: str = "v"
     fixed: dict[str, Any] = field(default_factory=dict)
+    tables: list[str] = field(default_factory=list)
 
     @classmethod
     def parse(cls, text: str) -> Orders:
@@ -73,6 +76,14 @@ class Orders:
     def named(self, keys: Iterable[int]) -> list[Any]:
         """Return keys in the form that a table takes."""
         return [{**self.fixed, self.key: key} if self.fixed else key for key in keys]
+
+    def among(self, region: int) -> list[int]:
+        """Return the regions that an operation on `region` may concern: those of its table."""
+        return [region] if self.tables else sorted(self.keys)
+
+    def named_table(self, region: int) -> str | None:
+        """Return the name of the table of `region`; None if the table has no name."""
+        return self.tables[region] if self.tables else None
 
     @property
     def filter(self) -> str | None:
@@ -139,8 +150,9 @@ class Client:
     def begun(self, op: str, region: int, **given: Any) -> Operation:
         return self.process.recorder.invoke(self.name, op, region, **given)
 
-    def region(self) -> int:
-        return self.chance.choice(sorted(self.orders.keys))
+    def region(self, table: int | None = None) -> int:
+        """Return some region, of the table of the region `table` if given."""
+        return self.chance.choice(sorted(self.orders.keys) if table is None else self.orders.among(table))
 
     def some(self, region: int, most: int) -> list[int]:
         """Return some keys of a region."""
@@ -152,11 +164,12 @@ class Client:
         keys, values = (found.column(name).to_pylist() for name in (self.orders.key, self.orders.column))
         return by_key(zip(keys, values, strict=True))
 
-    def read(self, table: Any, levels: Sequence[tuple[str, str]]) -> None:
-        """Get keys of some regions, or scan all of them. Each region is read at a moment of its own."""
+    def read(self, at: int, table: Any, levels: Sequence[tuple[str, str]]) -> None:
+        """Get keys of some regions of the table of the region `at`, or scan all of them. Each region is read at a
+        moment of its own."""
         level, told = self.chance.choice(levels)
         scans = self.chance.random() < 0.2
-        regions = list(self.orders.keys) if scans else {self.region(), self.region()}
+        regions = self.orders.among(at) if scans else {self.region(at), self.region(at)}
         keys = {region: self.orders.keys[region] if scans else self.some(region, 3) for region in regions}
         reads = {region: self.begun("read", region, keys=keys[region], level=told) for region in regions}
         columns = [self.orders.key, self.orders.column]
@@ -180,18 +193,24 @@ class Writer(Client):
     def __init__(self, process: Process, name: str) -> None:
         super().__init__(process, name)
         self.table: Any = None
+        self.at = 0
+        """A region of `table`."""
+        self._clients: dict[str | None, Any] = {}
         self._tokens = count(1)
         self._seen: dict[int, int] = {}
 
     def step(self) -> None:
-        if self.table is None:
+        self.at = super().region()
+        name = self.orders.named_table(self.at)
+        if name not in self._clients:
             try:
-                self.table = memwal.connect(self.orders.endpoints)
+                self._clients[name] = memwal.connect(self.orders.endpoints, table=name)
             except memwal.Unavailable:  # no daemon answers yet
                 return
+        self.table = self._clients[name]
         chosen = self.chance.random()
         if chosen < 0.45:
-            self.read(self.table, [("latest", "latest")] * 3 + [("durable", "durable")])
+            self.read(self.at, self.table, [("latest", "latest")] * 3 + [("durable", "durable")])
         elif chosen < 0.8:
             self._put()
         elif chosen < 0.88:
@@ -203,6 +222,9 @@ class Writer(Client):
             self._delete_all_of_some_keys()
         else:
             self._delete_as_expected()
+
+    def region(self, table: int | None = None) -> int:
+        return super().region(self.at if table is None else table)
 
     def _put(self) -> None:
         rule = self.orders.rule
@@ -305,6 +327,8 @@ class Prober(Client):
             self._clients[endpoint] = flight.FlightClient(endpoint, generic_options=_OPTIONS)
         columns = [self.orders.key, self.orders.column]
         asked = {"columns": columns, "level": "latest", "regions": [self.orders.regions[region]]}
+        name = self.orders.named_table(region)
+        asked |= {"table_name": name} if name else {}
         asked |= {"filter": self.orders.filter} if self.orders.filter else {}
         begun = self.begun("read", region, keys=self.orders.keys[region], level="latest")
         try:
@@ -324,10 +348,15 @@ class StorageReader(Client):
 
     def __init__(self, process: Process, name: str) -> None:
         super().__init__(process, name)
-        self._table = memwal.open(self.orders.uri, read_only=True, storage_options=self.orders.options or None)
+        self._tables: dict[str, Any] = {}
 
     def step(self) -> None:
-        self.read(self._table, [("durable", "stored")])
+        at, uri = self.region(), self.orders.uri
+        if name := self.orders.named_table(at):
+            uri = f"{uri}/{name}.lance"
+        if uri not in self._tables:
+            self._tables[uri] = memwal.open(uri, read_only=True, storage_options=self.orders.options or None)
+        self.read(at, self._tables[uri], [("durable", "stored")])
 
 
 def keys_of(

@@ -120,13 +120,18 @@ def test_a_daemon_tells_why_it_cannot_look_at_its_peer_and_leaves_it_its_regions
     """A peer that rejects the certificate counts as alive: its regions are not taken over like
     those of an ended peer.
     """
-    from memwal.ingest.service.daemon.peers import Peer
+    from memwal.ingest.service.daemon.peers import Answer, Peer
 
     endpoints, seen = spread(2, REGIONS, "grpc+tls"), []
     config = small_config(regions={"count": REGIONS}, daemon={**certificates.daemon, "endpoints": endpoints}, **QUIET)
     start_daemon(start, config, endpoints[0]).line_with("serving")
     access = Access("", str(certificates.server_ca), *certificates.stranger)
-    peer = Peer(endpoints[0], endpoints[1], "t", lambda *told: seen.append(told[1:]), access)
+
+    def checked(_: Peer, *told: Answer | bool | None) -> float:
+        seen.append(told)
+        return 0.25
+
+    peer = Peer(endpoints[0], endpoints[1], "t", checked, access)
     try:
         wait_until(lambda: (None, False) in seen)
         assert peer.denies

@@ -79,9 +79,9 @@ def test_a_table_that_another_process_creates_between_two_looks_is_found(
     first version is not written yet."""
     looks: list[str] = []
 
-    def late(store: Any, at: str, version: int | None = None) -> Any:
+    def late(store: Any, at: str, version: int | None = None, session: Any = None) -> Any:
         looks.append(at)
-        found = open_dataset(store, at, version)
+        found = open_dataset(store, at, version, session)
         if len(looks) == 1 and begun:
             store.put("_versions/begun", b"")
         if len(looks) == 1 + begun:

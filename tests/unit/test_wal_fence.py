@@ -403,7 +403,7 @@ def test_a_claim_asks_at_once_what_need_not_wait(world: LogWorld) -> None:
                 alone.append(call)
 
     put(world.open(), *range(sentinel - 1))
-    world.store.before = meet
+    world.store.before, world.store.remote = meet, True
     claimed = world.claim(options=WalOptions(readers=8))
     assert claimed.next_position == sentinel + 1
     assert found(claimed) == list(range(sentinel - 1))

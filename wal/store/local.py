@@ -167,6 +167,8 @@ class LocalStore:
         self._lock = threading.Lock()
         self._directories: OrderedDict[str, _Directory] = OrderedDict()
         self._used: dict[str, tuple[int, int]] = {}
+        self._named: set[str] = set()
+        """Directories whose names are durable, without those of SSTs."""
         self._root_identity: tuple[int, int] | None = None
         self._numbers = itertools.count()
 
@@ -404,17 +406,22 @@ class LocalStore:
     def _make(self, folder: str) -> None:
         """Create the missing parts of the path and sync every name in it.
 
-        Existing names are synced too: another process may have created one and crashed.
+        Existing names are synced too, once: another process may have created one and crashed.
         """
         path = Path(self.root)
         for missing in reversed([each for each in (path, *path.parents) if not each.is_dir()]):
             missing.mkdir(exist_ok=True)
         if self._root_identity is None:
             sync_names(path)
-        for name in filter(None, folder.split("/")):
-            parent, path = path, path / name
+        parts = folder.split("/") if folder else []
+        for depth, name in enumerate(parts, 1):
+            parent, path, part = path, path / name, "/".join(parts[:depth])
+            if part in self._named:
+                continue
             path.mkdir(exist_ok=True)
             sync_path(parent)
+            if not is_in_sst(part):
+                self._named.add(part)
 
     def _evict(self) -> None:
         """Close the least recently used directory, but never one whose sync failed: that must be remembered."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from tempfile import TemporaryDirectory
 from typing import TypeAlias
 
 import pyarrow as pa
 
 from memwal import flush, wal
+from memwal.flush.base.open import LanceCaches
 from memwal.ingest.errors import Invalid, MemWalError
 from memwal.ingest.settings.load import Settings
 from memwal.ingest.settings.sections import TableSettings
@@ -32,8 +34,8 @@ def find_or_create(
     Raises: Invalid if the table does not exist and no schema and key are given, or if it has another key or other
     columns; errors of `schema`; flush errors if the path holds something else.
     """
-    table, options = settings.table, settings.storage_options(environ)
-    base = flush.BaseTable.find(table.uri, options, to_write=True)
+    table, options, caches = settings.table, settings.storage_options(environ), LanceCaches(settings.table.cache_max)
+    base = flush.BaseTable.find(table.uri, options, to_write=True, caches=caches)
     if base is not None:
         return _fitting(settings, base), False
     given = schema() if callable(schema) else schema
@@ -53,10 +55,10 @@ def find_or_create(
         created = flush.BaseTable.create(
             table.uri, wanted, table.key, regions, indexes, options, wal_format, by, _rules(settings), _ttl(settings)
         )
-        return created, True
+        return replace(created, caches=caches), True
     except (flush.TableExists, OSError):
         # Another process is creating it; `find` returns its table, and completes a partly created one.
-        if (base := flush.BaseTable.find(table.uri, options, to_write=True)) is None:
+        if (base := flush.BaseTable.find(table.uri, options, to_write=True, caches=caches)) is None:
             raise
         return _fitting(settings, base), False
 

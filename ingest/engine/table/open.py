@@ -11,7 +11,6 @@ from dataclasses import replace
 import pyarrow as pa
 
 from memwal import flush, wal
-from memwal.flush.base.open import LanceCaches
 from memwal.flush.sst.indexes import SCALAR_ROWS_MIN
 from memwal.ingest.engine.region.context import Limits, OnReplay, RegionContext, VectorModels
 from memwal.ingest.engine.table import embedded
@@ -52,14 +51,16 @@ def open_table(
     lazy: bool = False,
     name: str = "",
     turn: threading.Semaphore | None = None,
+    probe: bool = True,
 ) -> embedded.Table:
     """Open (or create) the table of `settings` and claim its regions; with `claim` False claim none yet.
 
     `ask`: asks a daemon that an owner note names what it owns. `on_replay`: called during the log's replay; without
     it a terminal shows a progress bar if the replay takes long. `clock`: None for the system's. `claimant`: the
     claiming process; by default a program that takes nothing over. `lazy`: see `embedded.Table`. `name`: of a table of
-    a fleet, for its log lines. `turn`: see `CommitLoop`. With `claim` False, live owners are checked only if a claimant
-    is given. If the table is being resized, wait up to `wal.retry_budget`.
+    a fleet, for its log lines. `turn`: see `CommitLoop`. `probe`: False if the storage of the table was probed
+    before (`wal.probe`). With `claim` False, live owners are checked only if a claimant is given. If the table is being
+    resized, wait up to `wal.retry_budget`.
     Raises: Invalid; Unavailable if another process serves it (`table.live_owners`); wal and flush errors.
     """
     clock = clock or wal.SystemClock()
@@ -69,13 +70,13 @@ def open_table(
         try:
             store = wal.open_store(settings.table.uri, storage_options, put_timeout=settings.wal.put_timeout)
             base, created = find_or_create(settings, environ, schema)
-            wal.probe(store, ids, clock, wal_options)
+            if probe:
+                wal.probe(store, ids, clock, wal_options)
             if not created and (claim or claimant is not None):
                 owners_of(base, store, ask).refuse(claimant or Claimant(), clock)
             if finish:  # a resize that was interrupted after its decision
                 base = flush.finish_resize(base, store, clock=clock, ids=ids, options=wal_options)
             context = context_of(settings, base, store, clock, ids, wal_options).named(name)
-            base = replace(base, caches=LanceCaches(settings.table.cache_max))
             with nullcontext(on_replay) if on_replay is not None or not claim else replay_bar(clock) as tell:
                 daemon = claimant is not None and claimant.daemon
                 context = replace(context, on_replay=tell, daemon=daemon, committing=turn)

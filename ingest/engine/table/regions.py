@@ -38,7 +38,6 @@ import logging
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -53,7 +52,8 @@ from memwal.ingest.engine.table import owner_notes as owners
 from memwal.ingest.engine.table.garbage import TableCollector
 from memwal.ingest.errors import Invalid, MemWalError, Unavailable
 from memwal.ingest.refusals import not_owner
-from memwal.wal.parallel_map import each
+from memwal.ingest.threads import SideTask
+from memwal.wal.parallel_map import AT_ONCE, each
 
 _LOG = logging.getLogger("memwal.regions")
 REPLAYED_QUICKLY = 16 << 20
@@ -169,10 +169,6 @@ class RegionSet:
                 self.claim(region, wal.Released(looked, looked.last_seen) if looked is not None and at_rest else None)
         return self.writer(region)
 
-    def of_bucket(self, bucket: int) -> RegionWriter:
-        """Return the writer of the region of `bucket`, as `serving`."""
-        return self.serving(self.order[bucket])
-
     def sources(self, regions: Iterable[UUID], at_once: int, *, flushed: bool) -> Sequence[RegionWriter | RegionView]:
         """Return where a read that begins now finds the rows of `regions`: writers, or the levels of regions at rest.
 
@@ -185,8 +181,10 @@ class RegionSet:
         return [views.get(region) or self.serving(region) for region in wanted]
 
     def of(self, regions: Iterable[UUID]) -> Sequence[RegionWriter]:
-        """Return the writers of `regions`. Raises: as `serving`."""
-        return [self.serving(region) for region in regions]
+        """Return the writers of `regions`; on remote storage, several are claimed at once. Raises: as `serving`."""
+        wanted, at_once = list(regions), AT_ONCE if self.context.store.remote else 1
+        list(each(self.serving, filter(self.claimable, wanted), at_once))
+        return [self.serving(region) for region in wanted]
 
     def claimable(self, region: UUID) -> bool:
         """Return whether `region` has no serving writer here, and the next call that needs it claims it here."""
@@ -212,9 +210,11 @@ class RegionSet:
         """
         if region not in self._buckets:
             raise self.missing(region)
-        with ThreadPoolExecutor(1, "before") as beside:  # each is a round trip
-            generations = beside.submit(committed)
+        generations = SideTask(committed, alone=not self.context.store.remote)  # each is a round trip
+        try:
             return BeforeClaim(self.collector.names(region), generations.result().get(region, 0))
+        finally:
+            generations.end()
 
     def acquire(self, region: UUID, before: BeforeClaim, ahead: wal.ReadAhead | None = None) -> int:
         """Claim `region`, unless this process holds it already; return the epoch.

@@ -196,17 +196,16 @@ class TableWrites:
     def _split(self, admission: Admission, rows: pa.Table, deletes: bool) -> list[tuple[RegionWriter, pa.Table]]:
         """Return the rows by region, in order. Raises: InvalidRows, Invalid for wrong rows of several regions."""
         if len(self._regions.order) == 1 or not rows.num_rows:
-            return [(self._regions.of_bucket(0), rows)] if rows.num_rows else []
+            return [(self._regions.serving(self._regions.order[0]), rows)] if rows.num_rows else []
         admission.check(rows, deletes=deletes)  # a single region checks its rows itself; routing reads the key
         buckets = self._columns.base.route(rows)
         order = np.argsort(buckets, kind="stable")
         present, starts = np.unique(buckets[order], return_index=True)
         sorted_rows = rows if len(present) == 1 else rows.take(pa.array(order))
         ends = [*starts[1:], rows.num_rows]
-        return [
-            (self._regions.of_bucket(bucket), sorted_rows.slice(start, end - start))
-            for bucket, start, end in zip(present, starts, ends, strict=True)
-        ]
+        writers = self._regions.of(self._regions.order[bucket] for bucket in present)
+        slices = (sorted_rows.slice(start, end - start) for start, end in zip(starts, ends, strict=True))
+        return list(zip(writers, slices, strict=True))
 
     # ---- steps of a delete or update by filter; see `api.filter_writes` --------------------------------------------
 
@@ -328,11 +327,12 @@ def _error(writer: RegionWriter, write: Write, until: float | None, clock: Clock
 
 def _answered(write: Write, until: float | None, clock: Clock, caller: Caller | None) -> BaseException | None:
     """Return the error of `write`, None for its ack. Raises: TimeoutError after `until`, and if the caller leaves."""
-    while caller is not None and not caller.left and (until is None or until - clock.monotonic() > LOOK_EVERY):
+    # The answer first: in a daemon, asking gRPC whether the caller is gone takes longer than everything else here.
+    while caller is not None and (until is None or until - clock.monotonic() > LOOK_EVERY):
         with suppress(TimeoutError):
             return write.done.exception(LOOK_EVERY)
-    if caller is not None and (caller.left or until is None):
-        raise TimeoutError
+        if caller.left:
+            raise TimeoutError
     return write.done.exception(None if until is None else until - clock.monotonic())
 
 

@@ -54,7 +54,7 @@ from memwal.ingest.engine.region.state import Backlog
 from memwal.ingest.engine.region.writer import RegionWriter
 from memwal.ingest.engine.table.embedded import Table
 from memwal.ingest.errors import MemWalError, classify
-from memwal.ingest.service.daemon.peers import LOOK_EVERY, Peer
+from memwal.ingest.service.daemon.peers import LOOK_EVERY, LOOK_IDLE, Peer
 from memwal.ingest.service.daemon.placement import (
     Answer,
     Patience,
@@ -257,9 +257,12 @@ class Balancer:
     # ---- requests of peers ---------------------------------------------------------------------------------------
 
     def heard(self, endpoint: str) -> None:
-        """Record that the peer at `endpoint` checked this daemon, so it is alive."""
+        """Record that the peer at `endpoint` checked this daemon, so it is alive; check it now if it did not answer."""
         with self._lock:
             self._watch.heard(endpoint, self._clock.monotonic())
+            unseen = endpoint in self._peers and not self._watch.sees(endpoint)
+        if unseen:
+            self._peers[endpoint].look()
 
     def look(self, endpoint: str) -> None:
         """Check the peer at `endpoint` now, because its state changed."""
@@ -491,7 +494,8 @@ class Balancer:
             epoch = table.acquire(id, before, self._standby.take(region))
             _LOG.info("%s is served here with writer epoch %d", region, epoch)
 
-    def _seen(self, peer: Peer, answer: Answer | None, refused: bool) -> None:
+    def _seen(self, peer: Peer, answer: Answer | None, refused: bool) -> float:
+        ours = self._ours()
         with self._lock:
             if answer is not None:
                 self._answered[peer.endpoint] = self._clock.monotonic()
@@ -502,5 +506,7 @@ class Balancer:
                 changed = self._watch.denied(peer.endpoint)
             else:
                 changed = self._watch.silent(peer.endpoint)
+            idle = not ours and not self._kept() and not self._watch.regions()
         if changed:
             self._wake.set()
+        return LOOK_IDLE if idle else LOOK_EVERY

@@ -31,9 +31,10 @@ from memwal.ingest.threads import Worker
 from memwal.wal import Released, SystemIds, WalError
 
 _LOG = logging.getLogger("memwal.peers")
-LOOK_EVERY, LOOK_AGAIN, LOOK_TIMEOUT = 0.25, 0.05, 1.0
-"""Seconds between two checks, until the next check after the first refused connection, and until a check times out. A
-peer that refuses again is down and checked at the normal interval, since each attempt needs a new client."""
+LOOK_EVERY, LOOK_IDLE, LOOK_AGAIN, LOOK_TIMEOUT = 0.25, 1.0, 0.05, 1.0
+"""Seconds between two checks, the same while neither daemon has a region, until the next check after the first refused
+connection, and until a check times out. A peer that refuses again is down and checked at the normal interval, since
+each attempt needs a new client."""
 AT_ONCE = 16
 """Peers that are asked concurrently, once, when a daemon starts."""
 ASK_TIMEOUT = 5.0
@@ -79,15 +80,15 @@ class Peer:
         endpoint: str,
         me: str,
         table: str,
-        seen: Callable[[Peer, Answer | None, bool], None],
+        seen: Callable[[Peer, Answer | None, bool], float],
         access: Access,
     ) -> None:
         """Start to check the daemon at `endpoint`.
 
         `me`: this daemon's endpoint. `table`: the address of the table or the fleet, which the peer must serve too.
         `seen`: called after every check, by a thread of this peer, with the answer, or with None and whether the
-        connection was refused. `access`: credentials for the peer. Raises: Invalid if a reference in `access` cannot
-        be resolved.
+        connection was refused; returns the seconds until the next check. `access`: credentials for the peer. Raises:
+        Invalid if a reference in `access` cannot be resolved.
         """
         self.endpoint = endpoint
         self.backlogs: Mapping[str, tuple[Backlog, int]] = {}
@@ -105,6 +106,7 @@ class Peer:
         self._connecting = threading.Lock()
         self._stopped, self._wake = threading.Event(), threading.Event()
         self._warned = self._refused = False
+        self._every = LOOK_EVERY
         self._worker = Worker(f"peer-{endpoint.rpartition('/')[2]}", self._run)
 
     def look(self) -> None:
@@ -145,7 +147,7 @@ class Peer:
     def _run(self) -> None:
         while not self._stopped.is_set():
             refused_before, self._refused = self._refused, not self._look()
-            self._wake.wait(LOOK_AGAIN if self._refused and not refused_before else LOOK_EVERY)
+            self._wake.wait(LOOK_AGAIN if self._refused and not refused_before else self._every)
             self._wake.clear()
 
     def _look(self) -> bool:
@@ -157,7 +159,7 @@ class Peer:
             self._drop()
             return self._missed(error)
         self.denies = False
-        self._seen(self, answer, False)
+        self._every = self._seen(self, answer, False)
         return True
 
     def _missed(self, error: Exception) -> bool:
@@ -173,7 +175,7 @@ class Peer:
             self._warn(f"{denial}; while it does not let us in it keeps its regions, and gets none of ours")
         elif not has_ended and not isinstance(error, _UNANSWERED):
             self._warn(str(error).partition("\n")[0])
-        self._seen(self, None, has_ended)
+        self._every = self._seen(self, None, has_ended)
         return not has_ended
 
     def _understood(self, told: Mapping[str, Any]) -> Answer:

@@ -258,11 +258,14 @@ def _serve_fleet(
     def known() -> dict[str, str]:
         return {name: address_of(name) for name in table_names(settings, environ)}
 
-    turn = threading.Semaphore(COMMITS_AT_ONCE)
+    turn, probed = threading.Semaphore(COMMITS_AT_ONCE), set[str]()
 
     def opened(name: str) -> Table:
         of_table = settings.of_table(name)
-        table = open_table(of_table, environ, ask=ask, claim=False, claimant=claimant, lazy=True, name=name, turn=turn)
+        storage = of_table.table.uri.rpartition("/")[0]  # tables in one directory are on the same storage
+        how: dict[str, Any] = {"name": name, "turn": turn, "probe": storage not in probed}
+        table = open_table(of_table, environ, ask=ask, claim=False, claimant=claimant, lazy=True, **how)
+        probed.add(storage)
         table.announce(place.endpoint, name)
         return table
 
