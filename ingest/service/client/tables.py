@@ -103,9 +103,9 @@ class RemoteFleet:
         tables = self.written.union(*(answer["tables"] for answer in heard))
         return {"table": self._prefix, "tables": sorted(tables), "base_version": "-", "rows": 0, "regions": []}
 
-    def applied(self, _: str) -> Applied:
-        """Return that nothing is known: a table is not opened only to ask it."""
-        return Applied(None, None)
+    def applied(self, producer: str) -> Applied:
+        """Return which micro-batches the tables in use have applied. Tables that no daemon has open are not asked."""
+        return Applied.together(self._each(lambda table: table.applied(producer)))
 
     def flush(self) -> None:
         """Flush every table in use. Raises: errors of `RemoteTable.flush`."""

@@ -121,8 +121,9 @@ class SendTask:
         """Return which micro-batches of the query the regions have applied. Raises: Unavailable."""
         return self._connected().applied(self.producer, self.timeout)
 
-    def _connected(self) -> RemoteTable:
-        return connected(self.endpoint, self.timeout, os.getpid(), self.access, self.find, self.table)
+    def _connected(self, name: str = "") -> RemoteTable:
+        given = (self.endpoint, self.timeout, os.getpid(), self.access)
+        return connected_by_name(*given, name, self.template) if name else connected(*given, self.find, self.table)
 
     def _send(self, regions: Iterator[RegionRows], acks: OrderedPipeline[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for rows in regions:
@@ -130,7 +131,7 @@ class SendTask:
             try:
                 for name, of_one in ((name, part) for batch in rows for name, part in self._by_table(batch)):
                     try:
-                        table = self._named(name)
+                        table = self._connected(name)
                     except Invalid as error:
                         if self.letters.mode == "fail" or error.details.get("reason") != MISFIT:
                             raise
@@ -148,10 +149,6 @@ class SendTask:
                     sending.stream.abort()
                 raise
         yield from acks.rest()
-
-    def _named(self, name: str) -> RemoteTable:
-        given = (self.endpoint, self.timeout, os.getpid(), self.access)
-        return connected_by_name(*given, name, self.template) if self.template else self._connected()
 
     def _by_table(self, batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
         """Yield the rows of each table in order, with its name; "" for the only table."""
