@@ -67,6 +67,16 @@ def test_a_run_creates_the_tables_and_commits_them(config: Path, tmp_path: Path,
     assert cli("config", "check", config).code == 0
 
 
+def test_two_pipelines_write_into_one_fleet(config: Path, tmp_path: Path, cli: Cli) -> None:
+    text = config.read_text().replace("[route]", "[pipelines.first.route]")
+    second = f'[pipelines.second.route]\ntable = "tenant"\n[pipelines.second.sink]\ncheckpoint = "{tmp_path}/second"\n'
+    config.write_text(text + second)
+    ran = cli("run", config, "--once")
+    assert (ran.code, ran.error_lines) == (0, [])
+    counts = {at.stem: lance.dataset(at).count_rows() for at in (tmp_path / "tables").iterdir()}
+    assert counts == {f"{prefix}t{tenant}": 20 for prefix in ("", "of_") for tenant in range(5)}
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [

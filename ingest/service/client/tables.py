@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from memwal.flush import CommitReport
 from memwal.ingest.engine.api.tokens import Applied
-from memwal.ingest.errors import Invalid, MemWalError, translate_errors
+from memwal.ingest.errors import MemWalError, translate_errors
 from memwal.ingest.service.client.connect import tls_of
 from memwal.ingest.service.client.remote import RemoteTable
 from memwal.ingest.service.client.router import AT_ONCE, endpoints_of
@@ -84,8 +84,7 @@ class RemoteFleet:
     """
 
     def __init__(self, endpoint: str, prefix: str, **access: Any) -> None:
-        """`endpoint`: of the daemons, separated by commas. `prefix`: the name of the fleet. `access`: of a
-        `RemoteTable`. Raises: Unavailable if no daemon answers; Invalid if they serve one table."""
+        """`prefix`: the name of the fleet. `access`: of a `RemoteTable`. Raises: Unavailable if no daemon answers."""
         self.endpoint, self._prefix, self._access = endpoint, prefix, access
         self.written = set[str]()
         """Names of the tables that `flush` and `commit` include, besides those that are open in a daemon."""
@@ -98,9 +97,7 @@ class RemoteFleet:
         heard = [answer for answer in answers if not isinstance(answer, MemWalError)]
         if not heard:
             raise next(answer for answer in answers if isinstance(answer, MemWalError))
-        if any("tables" not in answer for answer in heard):
-            raise Invalid(f"the daemons at {self.endpoint} serve one table; start them with [fleet] prefix")
-        tables = self.written.union(*(answer["tables"] for answer in heard))
+        tables = self.written.union(*(answer.get("tables", ()) for answer in heard))
         return {"table": self._prefix, "tables": sorted(tables), "base_version": "-", "rows": 0, "regions": []}
 
     def applied(self, producer: str) -> Applied:

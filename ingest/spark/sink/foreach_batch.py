@@ -162,8 +162,7 @@ class MemWalSink:
         nulls_of(*of, known=self._known, missing=self._settings.sink.missing or None, form=SETTING)
 
     def named(self, frame: DataFrame) -> tuple[DataFrame, str]:
-        """Return the rows with the name of their table, and the column that has it, "" for the only table. A name that
-        cannot be evaluated is null.
+        """Return the rows, and the column with the names of their tables: null if not evaluated; "" for one table.
 
         Raises: Invalid for an expression that these columns do not allow, or that may differ in a replay.
         """

@@ -1,7 +1,7 @@
 """The task that validates the rows of a micro-batch and computes the region of each, before the shuffle.
 
-If rows go to many tables, their regions are known only to the owners (`sink.send`). Then the rows of a table must
-reach one task: in place of a region they get a hash of the table's name, which names of few tables share.
+If rows go to many tables, only the owners know their regions (`sink.send`). All rows of a table go to one task: in
+place of a region they get a hash of the table's name.
 """
 
 from __future__ import annotations

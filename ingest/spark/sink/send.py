@@ -277,8 +277,7 @@ def connected(
 def connected_by_name(
     endpoint: str, patience: float, _process: int, access: Access, name: str, template: str
 ) -> RemoteTable:
-    """Return a client of a table of a fleet, created if it does not exist. Arguments as of `connected`; `template`: see
-    `template_target`.
+    """Return a client of a table of a fleet, created unless it exists. Arguments as of `connected` and `SendTask`.
 
     Raises: Invalid, for a table that differs from the template with the reason MISFIT; Unavailable.
     """
