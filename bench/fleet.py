@@ -1,5 +1,8 @@
 """Measure a fleet: many tables in two daemons, at rest, under load, at the first put, and after a kill.
 
+`python -m bench.fleet --kafka [--tables 500] [--rows 200000]` measures `memwal run` from a topic into many tables
+instead, with two kills of daemons.
+
 `python -m bench.fleet [--smoke] [--tables N] [--active N] [--seconds N] [--s3 [MS]]` prints a line for each figure,
 with its bound.
 
@@ -25,6 +28,7 @@ import argparse
 import itertools
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import threading
@@ -45,9 +49,12 @@ import memwal
 from bench.daemons import Daemons, until
 from memwal.ingest.settings.load import load
 from tests.conftest import toml
+from tests.kafka_server import KafkaServer, Record, jars
 from tests.s3_place import Place, on_s3
 
 TABLES, ACTIVE, SECONDS = 1_000, 100, 20.0
+ROUTED = 200_000
+"""Records of the topic with `--kafka`."""
 SMOKE = (20, 5, 2.0)
 ROWS, LARGE = 10, 10_000
 QUICK = {"fleet": {"idle_after": "3s"}, "commit": {"interval": "1s"}}
@@ -311,6 +318,42 @@ def isolated(given: argparse.Namespace, daemons: Daemons, prefix: Path) -> None:
     said("isolation: p99 beside it and a broken table by that", float(p99), "x", 1.2)
 
 
+def from_topic(tables: int, rows: int, directory: Path) -> None:
+    """Write a topic into many tables, kill each daemon once meanwhile, print the seconds. Raises: AssertionError."""
+    prefix = directory / "tables"
+    prefix.mkdir()
+    table = {"append_only": True, "columns": {"id": "int64", "tenant": "string"}}
+    sections: dict[str, Any] = {"table": table, "regions": {"count": 1}, "fleet": {"prefix": str(prefix)}}
+    with ExitStack() as stack:
+        kafka = stack.enter_context(KafkaServer.started(directory))
+        kafka.create_topic("tenants", partitions=4)
+        kafka.produce("tenants", [Record(b'{"id": %d, "tenant": "%d"}' % (id, id % tables)) for id in range(rows)])
+        daemons = stack.enter_context(Daemons(directory, toml(sections), 0))
+        spark = {"spark.master": "local[2]", "spark.jars": ",".join(map(str, jars("connector")))}
+        source = {"format": "kafka", "brokers": kafka.brokers, "topics": ["tenants"], "spark": spark}
+        sections["source"] = {**source, "max_offsets_per_trigger": rows // 5}
+        sections |= {"route": {"table": "concat('of_', tenant)"}, "daemon": {"endpoints": daemons.endpoints}}
+        config = directory / "run.toml"
+        config.write_text(toml(sections))
+        began = time.perf_counter()
+        command = [sys.executable, "-m", "memwal.ingest.cli.app", "run", str(config), "--once"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as run:
+            assert run.stdout is not None
+            for line in run.stdout:
+                print(f"{time.perf_counter() - began:6.1f} s  {line.rstrip()}", flush=True)
+                for number, endpoint in enumerate(daemons.endpoints):
+                    if f"micro-batch {1 + 2 * number}:" in line:
+                        daemons.kill(endpoint)
+                        daemons.start(endpoint)
+        said("topic: until every table has its rows and is committed", time.perf_counter() - began, "s")
+        assert run.returncode == 0
+        for number in range(tables):
+            with memwal.connect(daemons.endpoints, table=f"of_{number}") as table_of:
+                found = table_of.scan(["id"]).read_all()["id"].to_pylist()
+            assert sorted(found) == list(range(number, rows, tables)), f"of_{number}"
+    print(f"{tables} tables have every row once")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench.fleet", description=__doc__)
@@ -320,7 +363,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=SECONDS, help="of each phase (%(default)s)")
     parser.add_argument("--s3", type=float, nargs="?", const=0.0, help="on an S3 server, with ms added to a request")
     parser.add_argument("--split", action="store_true", help="only the pause of a table that splits")
+    parser.add_argument("--kafka", action="store_true", help="from a topic, by memwal run")
+    parser.add_argument("--rows", type=int, default=ROUTED, help="of the topic (%(default)s)")
     given = parser.parse_args(arguments)
+    if given.kafka:
+        with tempfile.TemporaryDirectory() as at:
+            from_topic(given.tables, given.rows, Path(at))
+        return 0
     if given.smoke:
         given.tables, given.active, given.seconds = SMOKE
     with ExitStack() as stack:

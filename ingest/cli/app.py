@@ -83,7 +83,7 @@ def run(
     from memwal.ingest.settings.load import load_every
 
     screen = CommandConsole()
-    pipelines = {name: one_table(settings, name) for name, settings in load_every(config, os.environ).items()}
+    pipelines = {name: one_table(each, name, routed=True) for name, each in load_every(config, os.environ).items()}
     if "local" in {settings.source.engine for settings in pipelines.values()}:
         from memwal.ingest.cli.follow import run_local
 
@@ -479,7 +479,7 @@ def doctor(config: Config, as_json: AsJson = False) -> int:
     from memwal.ingest.cli.doctor import show
     from memwal.ingest.settings.load import load_every
 
-    pipelines = {name: one_table(settings, name) for name, settings in load_every(config, os.environ).items()}
+    pipelines = {name: one_table(each, name, routed=True) for name, each in load_every(config, os.environ).items()}
     return show(pipelines, os.environ, as_json=as_json)
 
 

@@ -116,13 +116,14 @@ class Call:
     """The whole configuration."""
 
     @classmethod
-    def of(cls, config: Path) -> Call:
-        """Load the settings of the table that `--table` names, or of the only one, and begin tracing.
+    def of(cls, config: Path, *, routed: bool = False) -> Call:
+        """Load the settings of the table that `--table` names, or of the only one, and begin tracing. `routed`: see
+        `one_table`.
 
         Raises: Invalid with every problem; errors of `one_table`.
         """
         settings = configuration(config)
-        return cls(one_table(settings, config), os.environ, fleet=settings)
+        return cls(one_table(settings, config, routed=routed), os.environ, fleet=settings)
 
     @property
     def uri(self) -> str:
@@ -159,13 +160,18 @@ def table_option() -> str:
     return _TABLE.get()
 
 
-def one_table(settings: Settings, config: Path | str) -> Settings:
-    """Return the settings of the table that `--table` names, or of the only one of the configuration.
+def one_table(settings: Settings, config: Path | str, *, routed: bool = False) -> Settings:
+    """Return the settings of the table that `--table` names, or of the only one of the configuration. `routed`: of all
+    tables, if the configuration routes rows to many.
 
     Raises: Invalid for an unknown name, and without a name if there are several tables; errors of `table_names`.
     """
     from memwal.ingest.settings.fleet import check_prefix, listed, table_names
 
+    if routed and settings.route.table:
+        if table_option():
+            raise Invalid(f"{config}: [route] chooses the table of each row; leave out --table")
+        return settings
     try:
         if name := table_option():
             check_prefix(settings)

@@ -87,6 +87,8 @@ def replay(call: Call, *, ids: list[str], stage: str | None, limit: int | None, 
     `force`: include letters whose micro-batch may be unfinished by the state of the table and the checkpoint.
     """
     settings, condition = call.settings, _all_of(_of_stage(stage), with_ids(ids) if ids else None)
+    if call.fleet is not None and call.fleet.route.table:
+        raise Invalid("dead letters of [route] are not replayed; send their records again to the source")
     letters = _find(call)
     if letters is None:
         call.console.say(f"no dead letters: {settings.dead_letters} does not exist")

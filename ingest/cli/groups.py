@@ -24,7 +24,7 @@ from memwal.ingest.cli.command import (
 )
 from memwal.ingest.errors import Invalid
 
-Stage = Annotated[str | None, typer.Option(help="only dead letters of this stage: parse, map, fit or refused")]
+Stage = Annotated[str | None, typer.Option(help="only dead letters of this stage: parse, map, fit, route or refused")]
 
 config_app = Commands(help="Write, check or print a configuration.", no_args_is_help=True)
 dlq_app = Commands(
@@ -91,7 +91,8 @@ def check(config: Config) -> int:
 
     lines, notices, pipelines = [], list[str](), load_every(config, os.environ)
     for name, settings in pipelines.items():
-        for table in [one_table(settings, name)] if table_option() else checked_tables(settings, os.environ):
+        chosen = [one_table(settings, name, routed=True)] if table_option() or settings.route.table else None
+        for table in chosen or checked_tables(settings, os.environ):
             base, problems = find_problems(table, os.environ, starts=False)
             notices += [f"{name}: warning: {text}"] if (text := by_key(table, base)) else []
             lines += [f"{name}: {line}" for problem in problems for line in lines_of(problem)]
@@ -140,7 +141,7 @@ def dlq_list(
     """Count dead letters by stage and reason, and list the newest."""
     from memwal.ingest.cli.dlq import list_letters
 
-    return list_letters(Call.of(config), stage=stage, limit=limit, form=format)
+    return list_letters(Call.of(config, routed=True), stage=stage, limit=limit, form=format)
 
 
 @dlq_app.command("show")
@@ -157,7 +158,7 @@ def dlq_show(
     """Show everything about one dead letter, with its raw bytes."""
     from memwal.ingest.cli.dlq import show_letter
 
-    return show_letter(Call.of(config), id=id, in_hex=hex, as_json=as_json)
+    return show_letter(Call.of(config, routed=True), id=id, in_hex=hex, as_json=as_json)
 
 
 @dlq_app.command("replay")
@@ -186,4 +187,4 @@ def dlq_purge(
     """Delete old dead letters."""
     from memwal.ingest.cli.dlq import purge
 
-    return purge(Call.of(config), older_than=older_than, stage=stage, dry_run=dry_run)
+    return purge(Call.of(config, routed=True), older_than=older_than, stage=stage, dry_run=dry_run)

@@ -39,6 +39,21 @@ def of_fleet(settings: Settings) -> Iterator[Problem]:
             yield Problem(TABLES + name, "uri", text)
 
 
+def of_route(settings: Settings) -> Iterator[Problem]:
+    """Check the settings of a pipeline whose rows go to many tables."""
+    if not settings.fleet.prefix:
+        text = "table is set, but [fleet] prefix is not; set it to the directory of the tables, or remove table"
+        yield Problem("route", "table", text)
+    elif not settings.table.columns or not (settings.table.key or settings.table.append_only):
+        text = "is the template of the tables of [route]; write its columns, and key or append_only = true"
+        yield Problem("table", "columns", text)
+    if settings.daemon.on_spark:
+        yield Problem("daemon", "on_spark", "on_spark is for one table; remove it, or [route]")
+    if settings.source.schema_drift != "ignore":
+        text = f'schema_drift = "{settings.source.schema_drift}" is for one table; remove it, or [route]'
+        yield Problem("source", "schema_drift", text)
+
+
 def each_table(settings: Settings) -> Iterator[tuple[str, Settings]]:
     """Yield the section and the settings of each table of a configuration; of a prefix, those of a new table."""
     if settings.fleet.prefix:

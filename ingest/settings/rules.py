@@ -17,7 +17,7 @@ from memwal.flush.base.create import is_version_type
 from memwal.flush.base.row_hash import is_hashed
 from memwal.flush.base.ttl import MAX_SECONDS, MIN_SECONDS, is_time
 from memwal.ingest.settings.endpoints import expanded
-from memwal.ingest.settings.fleet import each_table, of_fleet
+from memwal.ingest.settings.fleet import each_table, of_fleet, of_route
 from memwal.ingest.settings.problems import Problem
 from memwal.ingest.settings.sections import (
     KAFKA,
@@ -61,8 +61,9 @@ _BROKER = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:\s,]+):[0-9]{1,5}")
 def relations(settings: Settings, refused: Collection[tuple[str, str]]) -> list[Problem]:
     """Return every violated rule. `refused`: (section, key) pairs whose values were rejected and replaced by
     defaults."""
-    problems = [*of_fleet(settings)]
-    for section, table in each_table(settings):
+    problems = [*of_fleet(settings), *(of_route(settings) if settings.route.table else ())]
+    nowhere = settings.route.table and not settings.fleet.prefix
+    for section, table in () if nowhere else each_table(settings):
         found = [*of_table(table.table), *of_append(table), *of_dlq(table)]
         problems += [problem.of_table(section) for problem in found]
     problems += [*of_limits(settings), *of_source(settings), *of_kafka(settings)]
@@ -74,7 +75,10 @@ def conflicts(pipelines: Sequence[Settings]) -> Iterator[str]:
     """Yield one line for each conflict between the pipelines of one file."""
     ports = [str(settings.sink.http_port) for settings in pipelines if settings.sink.http_port > 0]
     for what, values in (
-        ("sink.checkpoint", [each.checkpoint for each in pipelines if each.sink.checkpoint or not each.is_fleet]),
+        (
+            "sink.checkpoint",
+            [each.checkpoint for each in pipelines if each.sink.checkpoint or each.route.table or not each.is_fleet],
+        ),
         ("feed directory (source.path)", [settings.source.path for settings in pipelines if settings.source.feed]),
         ("sink.http_port", ports),
     ):
@@ -171,6 +175,7 @@ _LOCAL: dict[tuple[str, str], tuple[Any, ...]] = {
     ("sink", "missing"): ("", "null"),
     ("sink", "http_port"): (-1,),
     ("dlq", "mode"): ("fail",),
+    ("route", "table"): ("",),
     ("table", "upsert"): ("replace", "insert"),
 }
 """The values that `source.engine = "local"` supports, by section and setting."""

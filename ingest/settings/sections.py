@@ -115,6 +115,14 @@ class FleetSettings(Section):
     it again; 0 = never. The regions of a single [table] are kept"""
 
 
+class RouteSettings(Section):
+    """Routing of the rows of one source to many tables of a fleet."""
+
+    table: str = ""
+    """column, or SQL expression of columns, with the name of each row's table below fleet.prefix, such as
+    "concat('t_', tenant)"; a table that does not exist is created from the template [table]; empty = one table"""
+
+
 class RegionsSettings(Section):
     """Regions, the units of single-writer ownership; set when the table is created."""
 
@@ -526,6 +534,7 @@ class Settings(Section):
     tracing: TracingSettings = Field(default_factory=TracingSettings)
     cost: CostSettings = Field(default_factory=CostSettings)
     fleet: FleetSettings = Field(default_factory=FleetSettings)
+    route: RouteSettings = Field(default_factory=RouteSettings)
     tables: dict[str, TableSettings] = Field({})
     """The sections [tables.NAME], by name."""
     _name: str | None = PrivateAttr(None)
@@ -561,7 +570,7 @@ class Settings(Section):
         else:
             raise Invalid(f"no table {name!r}{suggestion(name, self.names)}")
         fleet = self.fleet.model_copy(update={"prefix": ""})
-        chosen = self.model_copy(update={"table": table, "fleet": fleet, "tables": {}})
+        chosen = self.model_copy(update={"table": table, "fleet": fleet, "tables": {}, "route": RouteSettings()})
         chosen._name = name  # noqa: SLF001
         return chosen
 
@@ -601,14 +610,19 @@ class Settings(Section):
         return resolve(self.table.storage_options, environ)
 
     @property
+    def place(self) -> str:
+        """Location of the table, or the prefix of a fleet."""
+        return (self.table.uri or self.fleet.prefix).rstrip("/")
+
+    @property
     def checkpoint(self) -> str:
-        """Spark's checkpoint directory: `sink.checkpoint`, or its default beside the table."""
-        return self.sink.checkpoint or f"{self.table.uri.rstrip('/')}.checkpoint"
+        """Spark's checkpoint directory: `sink.checkpoint`, or its default beside the table or the prefix."""
+        return self.sink.checkpoint or f"{self.place}.checkpoint"
 
     @property
     def dead_letters(self) -> str:
-        """Location of the dead-letter table: `dlq.uri`, or its default beside the table."""
-        return self.dlq.uri or f"{self.table.uri.rstrip('/')}.dlq"
+        """Location of the dead-letter table: `dlq.uri`, or its default beside the table or the prefix."""
+        return self.dlq.uri or f"{self.place}.dlq"
 
 
 def index_spec(column: str, index: Index, train_rows: int) -> IndexSpec:

@@ -22,7 +22,7 @@ from memwal.ingest.spark.task import MARK
 
 _READ = "make the files of source.path readable for Spark, with the columns of [table]"
 _ODD_TYPE = "write the column in a type that Spark reads, such as times in microseconds"
-_SQL = "correct the sql of [source.columns], or delete_when"
+_SQL = "correct the sql of [source.columns], delete_when or [route]"
 _ODD_VALUE = "write try_divide, try_cast and the like in the sql of [source.columns] or delete_when"
 _REMEDIES = {
     "FAILED_READ_FILE": _READ,

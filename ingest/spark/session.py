@@ -294,12 +294,13 @@ def _drain(output: IO[str], tail: deque[str]) -> None:
 
 
 def silence_py4j() -> None:
-    """Drop py4j's log records.
+    """Drop py4j's log records, and PySpark's of errors in SQL, which it raises too.
 
     When the JVM dies, py4j logs a traceback for each failed call, while the pipeline reports the failure in one line.
     py4j also logs to the root logger; the filter there keeps the records of other libraries.
     """
-    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    for name in ("py4j", "SQLQueryContextLogger"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     root = logging.getLogger()
     root.removeFilter(_not_of_py4j)
     root.addFilter(_not_of_py4j)

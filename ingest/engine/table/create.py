@@ -5,17 +5,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from tempfile import TemporaryDirectory
 from typing import TypeAlias
 
 import pyarrow as pa
 
 from memwal import flush, wal
 from memwal.flush.base.open import LanceCaches
-from memwal.ingest.errors import Invalid
+from memwal.ingest.errors import Invalid, MemWalError
 from memwal.ingest.settings.load import Settings
+from memwal.ingest.settings.sections import TableSettings
 from memwal.ingest.settings.values import format_duration
 from memwal.ingest.suggest import suggestion
-from memwal.memtable import check_indexes, row_schema
+from memwal.memtable import InvalidRows, check_indexes, row_schema
 
 _LOG = logging.getLogger("memwal.table")
 
@@ -59,6 +61,17 @@ def find_or_create(
         if (base := flush.BaseTable.find(table.uri, options, to_write=True, caches=caches)) is None:
             raise
         return _fitting(settings, base), False
+
+
+def of_template(table: TableSettings) -> flush.BaseTable:
+    """Return an empty table from a template, for its columns and rules. Its files are deleted. Raises: Invalid."""
+    with TemporaryDirectory(prefix="memwal-template-") as at:
+        uri = f"{at}/template"
+        try:
+            settings = Settings(table=table.model_copy(update={"uri": uri, "storage_options": {}}))
+            return find_or_create(settings, {})[0]
+        except (InvalidRows, MemWalError) as error:
+            raise Invalid(str(error).replace(uri, "[table], the template of fleet.prefix")) from error
 
 
 def initialise(settings: Settings, environ: Mapping[str, str], schema: Columns = None) -> tuple[flush.BaseTable, str]:

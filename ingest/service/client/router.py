@@ -23,6 +23,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from memwal.ingest.caller import carried
 from memwal.ingest.errors import (
     DRAINING,
+    MISFIT,
     NO_TABLE,
     NOT_OWNER,
     PROTOCOL,
@@ -43,7 +44,7 @@ PROBE_TIMEOUT = 1.0
 """Seconds for a daemon's answer to "regions". A live daemon answers in milliseconds, even under load."""
 DESCRIBE_TIMEOUT = 10.0
 """Seconds for each of several daemons to describe the table. The first description is enough."""
-_DECIDED = (UNAUTHENTICATED, NO_TABLE)
+_DECIDED = (UNAUTHENTICATED, NO_TABLE, MISFIT)
 """Reasons of a daemon's rejection that another daemon would repeat."""
 AT_ONCE = 32
 """Maximum parallel calls of one client, in addition to the callers' own threads."""

@@ -10,8 +10,10 @@ from pydantic import SecretStr
 
 from memwal.flush import BaseTable
 from memwal.ingest.engine.api.rows import RowChecker
+from memwal.ingest.engine.table.create import of_template
 from memwal.ingest.refusals import expect_routing
 from memwal.ingest.secret_refs import resolve
+from memwal.ingest.settings.sections import TableSettings
 from memwal.memtable import MemTable, row_schema
 
 
@@ -33,8 +35,23 @@ def opened(uri: str, options: tuple[tuple[str, str], ...], routing: int = 1) -> 
     secrets = {name: SecretStr(value) for name, value in options}
     base = BaseTable.open(uri, resolve(secrets, os.environ))
     expect_routing(uri, routing, base.routing_version)
+    return Target(base, _checker(base))
+
+
+def _checker(base: BaseTable) -> RowChecker:
     memtable = MemTable(row_schema(base.schema, base.key), base.key, base.indexes, generation=0)
-    return Target(base, RowChecker(memtable, base.required, base.rules))
+    return RowChecker(memtable, base.required, base.rules)
+
+
+OF_TEMPLATE = {"key", "append_only", "columns", "indexes", "upsert", "on_duplicate", "version"}
+"""Settings of [table] that rows must fit."""
+
+
+@lru_cache(maxsize=8)
+def template_target(table: str) -> Target:
+    """Return the target of rows that go to many tables. `table`: `OF_TEMPLATE` of the section [table], as JSON."""
+    base = of_template(TableSettings.model_validate_json(table))
+    return Target(base, _checker(base))
 
 
 def reopened(target: Target, uri: str, options: tuple[tuple[str, str], ...], routing: int = 1) -> Target:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from memwal.ingest.engine.table.embedded import Table
-from memwal.ingest.errors import NO_TABLE, Invalid, MemWalError, classify
+from memwal.ingest.errors import MISFIT, NO_TABLE, Invalid, MemWalError, classify
 from memwal.ingest.log_limit import LogLimit
 from memwal.ingest.refusals import wrong_table
 from memwal.ingest.service.daemon.balancer import Balancer
@@ -196,7 +196,9 @@ class Fleet:
                 table = self._open_table(name)
             except Exception as error:
                 entry.error, entry.failed = classify(error), self._clock.monotonic()
-                raise
+                if isinstance(entry.error, Invalid):
+                    entry.error.details.setdefault("reason", MISFIT)
+                raise entry.error from error
             self._share.serve(table, name)
             entry.table, entry.error = table, None
             _LOG.info("%s: opened", name, extra={"event": "open", "table": name})

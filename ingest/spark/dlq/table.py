@@ -70,7 +70,7 @@ SCHEMA = pa.schema(
 """
 _ADDED = ("raw_headers",)  # columns that older tables lack
 
-STAGES = ("parse", "map", "fit", "refused")
+STAGES = ("parse", "map", "fit", "route", "refused")
 _NOTES, _REPLAY, _NAME = "memwal:letters", "memwal:replay", "memwal:letters-id"
 _SWAPS = 50
 _FRAGMENTS = 16

@@ -15,7 +15,7 @@ from memwal.flush.backup.record import queries_of_backup
 from memwal.flush.base.setup import Restored
 from memwal.ingest.errors import Invalid
 from memwal.ingest.settings.load import Settings
-from memwal.ingest.settings.sections import is_remote, local_path
+from memwal.ingest.settings.sections import is_remote, local_path, location
 from memwal.ingest.spark.checkpoint_files import LocalFiles, numbers
 from memwal.ingest.spark.sink.receipts import older
 
@@ -31,7 +31,7 @@ LOCK = "memwal-lock"
 
 def check_checkpoint(settings: Settings) -> None:
     """Raise Invalid if no checkpoint is set and the table is on object storage, which has no default checkpoint."""
-    if not settings.sink.checkpoint and is_remote(settings.table.uri):
+    if not settings.sink.checkpoint and is_remote(settings.place):
         raise Invalid(
             "sink.checkpoint is not set, and there is no default for a table on object storage; "
             "write a local directory, or a Hadoop URL such as s3a:// if your Spark has that file system"
@@ -55,12 +55,12 @@ def refuse_old_checkpoint(settings: Settings, base: BaseTable | None) -> None:
         return
     marker = files.read(MARKER)
     of = None if marker is None else marker.strip()
-    if base is not None and of == base.table_id:
+    if base is not None and of == _identity(settings, base):
         return
     restored = None if base is None else base.restored
     if base is None or restored is None or of != restored.table:
         raise Invalid(
-            f"sink.checkpoint: {settings.checkpoint} belongs to another table, not to the one at {settings.table.uri}; "
+            f"sink.checkpoint: {settings.checkpoint} belongs to another table, not to the one at {settings.place}; "
             "delete the checkpoint to read the source from its beginning, or restore its table"
         )
     _refuse_newer(settings, restored, queries_of_backup(base))
@@ -97,7 +97,7 @@ def _refuse_newer(settings: Settings, restored: Restored, queries: Mapping[str, 
     if kept in numbers(LocalFiles(checkpoint), "offsets"):
         fresh = f"remove numbers above {kept} from its offsets, above {kept - 1} from its commits; or {fresh}"
     raise Invalid(
-        f"sink.checkpoint: {settings.checkpoint} is newer than the backup of which {settings.table.uri} was restored: "
+        f"sink.checkpoint: {settings.checkpoint} is newer than the backup of which {settings.place} was restored: "
         f"it notes micro-batch {done} as done, the backup has {f'up to {kept}' if kept >= 0 else 'none of them'}, so "
         f"rows may be left out; {fresh}"
     )
@@ -107,7 +107,12 @@ def mark_checkpoint(settings: Settings, base: BaseTable) -> None:
     """Write the id of the table into the checkpoint, before Spark writes its first offset."""
     if not is_remote(settings.checkpoint):
         # In one step: an empty marker beside offsets would belong to no table.
-        LocalFiles(local_path(settings.checkpoint)).write(MARKER, f"{base.table_id}\n")
+        LocalFiles(local_path(settings.checkpoint)).write(MARKER, f"{_identity(settings, base)}\n")
+
+
+def _identity(settings: Settings, base: BaseTable) -> str:
+    """Return what a checkpoint belongs to: the id of the table, or the location of many tables."""
+    return location(settings.place) if settings.route.table else base.table_id
 
 
 def refuse_set_back(settings: Settings, applied: Callable[[str], int | None]) -> None:

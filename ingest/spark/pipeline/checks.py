@@ -9,12 +9,13 @@ import pyarrow as pa
 
 from memwal.flush import BaseTable
 from memwal.ingest.engine.api.missing import missing_rule, named
-from memwal.ingest.engine.table.create import check_flush, find_or_create
+from memwal.ingest.engine.table.create import check_flush, find_or_create, of_template
 from memwal.ingest.errors import Invalid, MemWalError, classify
 from memwal.ingest.secret_refs import resolve, resolve_spark
 from memwal.ingest.service.daemon.serve import check_addresses
 from memwal.ingest.service.rpc.credentials import Access
 from memwal.ingest.service.rpc.guard import Guard, check_address
+from memwal.ingest.settings.fleet import check_prefix
 from memwal.ingest.settings.load import Settings
 from memwal.ingest.settings.sections import KAFKA, SourceSettings
 from memwal.ingest.spark.dlq.table import DeadLetters
@@ -36,7 +37,10 @@ Checked = Callable[[str, Any, MemWalError | None], None]
 
 
 def check(settings: Settings, environ: Mapping[str, str]) -> BaseTable | None:
-    """Return the table; None if it does not exist yet. Reads only. Raises: the first problem, mostly Invalid."""
+    """Return the table; None if it does not exist yet; of many tables, their template. Reads only.
+
+    Raises: the first problem, mostly Invalid.
+    """
     base, problems = find_problems(settings, environ, starts=True)
     if problems:
         raise problems[0]
@@ -139,6 +143,9 @@ def _secrets(settings: Settings, environ: Mapping[str, str]) -> None:
 
 
 def _table(settings: Settings, environ: Mapping[str, str]) -> BaseTable | None:
+    if settings.route.table:
+        check_prefix(settings)
+        return of_template(settings.table)
     base = BaseTable.find(settings.table.uri, settings.storage_options(environ), to_write=True)
     return None if base is None else find_or_create(settings, environ)[0]
 

@@ -17,6 +17,7 @@ from memwal import flush, wal
 from memwal.ingest.engine.table.owner_notes import NotesFinder
 from memwal.ingest.errors import PROTOCOL, UNAUTHENTICATED, Invalid, MemWalError
 from memwal.ingest.service.client.remote import RemoteTable
+from memwal.ingest.service.client.tables import RemoteFleet
 from memwal.ingest.service.daemon.child import RestartingDaemon
 from memwal.ingest.service.rpc.credentials import Access
 from memwal.ingest.settings.endpoints import configured_endpoint
@@ -62,7 +63,7 @@ def sending_tasks(slots: int, settings: Settings, pipelines: Sequence[Settings])
 class Owner:
     """The owner of a table's regions: a child daemon, daemons on Spark executors, or configured ones."""
 
-    table: RemoteTable
+    table: RemoteTable | RemoteFleet
     daemons: RestartingDaemon | SparkDaemons | None = None
     """Daemons that were started here."""
     tasks: int | None = None
@@ -144,5 +145,8 @@ def owner_of(
             endpoint = child.endpoint
         sink, shown = settings.sink, Access.of(settings).options()
         # A daemon that does not answer at the start is an error; a daemon that ends later is awaited.
-        table = RemoteTable(endpoint, in_flight_max=sink.in_flight_max, restarts=sink.stream_timeout, **shown)
-        yield Owner(stack.enter_context(table), child)
+        given = {"in_flight_max": sink.in_flight_max, "restarts": sink.stream_timeout, **shown}
+        if settings.route.table:
+            yield Owner(RemoteFleet(endpoint, settings.place, **given), child)
+            return
+        yield Owner(stack.enter_context(RemoteTable(endpoint, **given)), child)

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 from memwal.flush import BaseTable
 from memwal.ingest.engine.region.counters import COMMITS_KEPT
 from memwal.ingest.engine.table.pauses import Paused, PauseWatch
-from memwal.ingest.errors import Unavailable
+from memwal.ingest.errors import Invalid, Unavailable
 from memwal.ingest.protocol import build
 from memwal.ingest.service.client.remote import RemoteTable
+from memwal.ingest.service.client.tables import RemoteFleet
 from memwal.ingest.service.daemon import query_box
 from memwal.ingest.service.daemon.live import worst
 from memwal.ingest.service.ops import skew
@@ -52,7 +53,7 @@ class RunPages:
         self._clock = clock
         self.base: BaseTable | None = None
         """The table; None until it is known."""
-        self.reader: RemoteTable | None = None
+        self.reader: RemoteTable | RemoteFleet | None = None
         """A client of the table's owners; None until they run."""
         self.owners: Mapping[str, Any] = {}
         """The newest status that the owners returned; empty before the first one."""
@@ -64,8 +65,8 @@ class RunPages:
         """The pauses of the table; None until the table is known."""
         self.scrape.add(RunCollector(meter, self._held))
 
-    def serves(self, base: BaseTable, reader: RemoteTable) -> None:
-        """Set the table and a client of its owners."""
+    def serves(self, base: BaseTable, reader: RemoteTable | RemoteFleet) -> None:
+        """Set the table, or the template of many, and a client of the owners."""
         self.base, self.reader = base, reader
 
     def paused(self) -> Paused:
@@ -162,7 +163,7 @@ class RunPages:
         stands = self.pausing is not None and self.pausing.stands
         return {what: told for what, told in self.paused().items() if what != "ingestion" or stands}
 
-    def served(self) -> RemoteTable:
+    def served(self) -> RemoteTable | RemoteFleet:
         """Return the client of the table's owners. Raises: Unavailable until they run."""
         if self.reader is None:
             raise Unavailable("the daemon is being started; ask again in a moment")
@@ -226,15 +227,17 @@ class RunSource:
         }
 
     def queryable(self) -> dict[str, Any] | None:
-        """Return the names that a query may use; None until the table has an owner."""
+        """Return the names that a query may use; None until the table has an owner, and of many tables."""
         base = self._pages.base
-        if base is None or self._pages.reader is None:
+        if base is None or not isinstance(self._pages.reader, RemoteTable):
             return None
         return query_box.describe(base.schema, base.key, base.indexes)
 
     def ask(self, request: Mapping[str, Any]) -> Page:
         """Return the rows of one query, which the owners of the regions answer."""
-        return Page.of(query_box.answer(self._pages.served(), request, self._clock))
+        if isinstance(reader := self._pages.served(), RemoteFleet):
+            raise Invalid("this run writes many tables; query one with `memwal query --table NAME`")
+        return Page.of(query_box.answer(reader, request, self._clock))
 
     # ---- inside --------------------------------------------------------------------------------------------------
 

@@ -92,7 +92,7 @@ class Pausing:
     """
 
     def __init__(self, settings: Settings, environ: Mapping[str, str], clock: wal.Clock) -> None:
-        store = wal.open_store(settings.table.uri, settings.storage_options(environ))
+        store = wal.open_store(settings.place, settings.storage_options(environ))
         self.watch = PauseWatch(store, clock, wal.SystemIds(), settings.wal.options())
         self.gate = Gate()
         self.stands = False
@@ -143,4 +143,4 @@ def refuse_paused(settings: Settings, environ: Mapping[str, str], clock: wal.Clo
     """Raise Unavailable if the ingestion into the table is paused."""
     told = Pausing(settings, environ, clock)
     if "ingestion" in told.watch.look():
-        raise Unavailable(f"{settings.table.uri}: {told.told}; `memwal resume CONFIG` ends the pause")
+        raise Unavailable(f"{settings.place}: {told.told}; `memwal resume CONFIG` ends the pause")

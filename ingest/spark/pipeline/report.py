@@ -16,6 +16,7 @@ from rich.text import Text
 
 from memwal.ingest.engine.api.results import python_rows, python_values
 from memwal.ingest.service.client.remote import RemoteTable
+from memwal.ingest.service.client.tables import RemoteFleet
 from memwal.ingest.spark.pipeline.metrics import Figures
 from memwal.memtable import IndexSpec
 from memwal.wal import Clock
@@ -29,10 +30,12 @@ _WORD = re.compile(r"[A-Za-z]{4,}")
 
 
 def print_report(
-    console: Console, table: RemoteTable, indexes: Sequence[IndexSpec], figures: Figures, clock: Clock
+    console: Console, table: RemoteTable | RemoteFleet, indexes: Sequence[IndexSpec], figures: Figures, clock: Clock
 ) -> None:
     """Print the figures of a run and the answers of the queries, at level latest. Raises: errors of the reads."""
     console.print(figures_table(figures, table.status()))
+    if isinstance(table, RemoteFleet):
+        return
     for query in queries(table, indexes):
         began = clock.monotonic()
         found = query.ask()
@@ -62,10 +65,14 @@ def figures_table(figures: Figures, status: Mapping[str, Any]) -> Table:
     """Return the figures as two columns. Flushed SSTs count even after they were committed and pruned."""
     regions = status["regions"]
     lines = _stream_lines(figures) if figures.micro_batches else {"rows in": "0: the source holds nothing new"}
-    lines |= {
-        "table": f"version {status['base_version']}, {status['rows']:,} rows in {len(regions)} regions; "
-        f"{sum(not sst['committed'] for region in regions for sst in region['ssts']):,} SSTs not committed",
-    }
+    lines |= (
+        {"tables": f"{len(status['tables']):,}"}
+        if "tables" in status
+        else {
+            "table": f"version {status['base_version']}, {status['rows']:,} rows in {len(regions)} regions; "
+            f"{sum(not sst['committed'] for region in regions for sst in region['ssts']):,} SSTs not committed",
+        }
+    )
     shown = Table(
         title=Text(str(status["table"])),
         title_style="bold",

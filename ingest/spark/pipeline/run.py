@@ -61,15 +61,15 @@ def run(pipelines: Mapping[str, Settings], *, once: bool, console: Console, note
     check_room(every)
     for settings, base in zip(every, found, strict=True):
         if text := by_key(settings, base):
-            notes.out(f"{settings.table.uri}: warning: {text}", highlight=False)
+            notes.out(f"{settings.place}: warning: {text}", highlight=False)
         if once and base is not None:
             refuse_paused(settings, os.environ, clock)
     with ExitStack() as stack:
         stop = stack.enter_context(stop_signals())
-        pages = [RunPages(_meter(settings, clock, once=once), settings.table.uri, clock) for settings in every]
+        pages = [RunPages(_meter(settings, clock, once=once), settings.place, clock) for settings in every]
         for number, (settings, shown) in enumerate(zip(every, pages, strict=True)):
             stack.enter_context(_http(settings, shown, console, storage=number == 0))
-        screen = stack.enter_context(Screen(notes, [settings.table.uri for settings in every], clock))
+        screen = stack.enter_context(Screen(notes, [settings.place for settings in every], clock))
         screen.phase("starting Spark and the daemon" if len(every) == 1 else "starting Spark and the daemons")
         starting = stack.enter_context(spark_of(every, _regions(every, found), once=once, stop=stop))
         for settings in (each for each in every if each.source.format == KAFKA):
@@ -81,7 +81,7 @@ def run(pipelines: Mapping[str, Settings], *, once: bool, console: Console, note
         ]
         owners = _owners(every, screen, starting, stack)
         runs = [
-            PipelineStream(settings, base, owners[settings.table.uri], starting, shown, clock, board)
+            PipelineStream(settings, base, owners[settings.place], starting, shown, clock, board)
             for settings, base, shown, board in zip(every, bases, pages, screen.boards, strict=True)
         ]
         drained = stream(runs, once=once, stop=stop)
@@ -108,8 +108,8 @@ def _owners(
     """Return the owner of each table's regions by uri. Pipelines into one table share it. Owners end with `stack`."""
     owners: dict[str, Owner] = {}
     for settings, board in zip(pipelines, screen.boards, strict=True):
-        if settings.table.uri not in owners:
-            owners[settings.table.uri] = stack.enter_context(owner_of(settings, board.note, starting, pipelines))
+        if settings.place not in owners:
+            owners[settings.place] = stack.enter_context(owner_of(settings, board.note, starting, pipelines))
     return owners
 
 

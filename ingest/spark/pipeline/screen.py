@@ -100,8 +100,12 @@ class Progress:
             self._screen.line(
                 self._table,
                 f"micro-batch {figures.batch_id}: {figures.rows:,} rows in, {bad}"
-                f"{figures.rows_per_second:,.0f} rows/s, {queued:,} in memtables, "
-                f"base version {self._status.get('base_version', '-')}",
+                f"{figures.rows_per_second:,.0f} rows/s, "
+                + (
+                    f"{len(self._status['tables']):,} tables"
+                    if "tables" in self._status
+                    else f"{queued:,} in memtables, base version {self._status.get('base_version', '-')}"
+                ),
             )
         self._screen.refresh()
 
@@ -119,7 +123,8 @@ class Progress:
             f"batch {max(0, figures.batch_id)}",
             f"{figures.bad:,} bad" if figures.bad else "",
             f"file {self._files}" if self._files else "",
-            f"base v{self._status['base_version']}: {self._status['rows']:,}" if self._status else "",
+            f"base v{self._status['base_version']}: {self._status['rows']:,}" if self._status.get("regions") else "",
+            f"{len(self._status['tables']):,} tables" if "tables" in self._status else "",
         ]
         return Group(head, Text("  " + " · ".join(filter(None, parts))), self._regions(figures))
 

@@ -20,6 +20,7 @@ from rich.console import Console
 from memwal.flush import BaseTable
 from memwal.ingest.engine.table.pauses import text_of
 from memwal.ingest.errors import MemWalError, Unavailable
+from memwal.ingest.service.client.tables import RemoteFleet
 from memwal.ingest.settings.load import Settings
 from memwal.ingest.settings.sections import KAFKA, local_path, with_absolute_paths
 from memwal.ingest.spark.checkpoint_files import checkpoint_files, log_deleted_files
@@ -36,6 +37,7 @@ from memwal.ingest.spark.pipeline.report import print_report
 from memwal.ingest.spark.pipeline.screen import Progress
 from memwal.ingest.spark.reading import SourceRows
 from memwal.ingest.spark.sink.foreach_batch import MemWalSink
+from memwal.ingest.spark.sink.receipts import BatchReceipt
 from memwal.ingest.spark.source.feed import Feed
 from memwal.ingest.spark.source.files import has_header
 from memwal.ingest.spark.source.kafka.stream import read_kafka, topic_guard
@@ -65,7 +67,7 @@ class PipelineStream:
         self._settings, self._base, self._owner, self._starting = settings, base, owner, starting
         self._clock, self._pages, self._progress = clock, pages, progress
         pages.serves(base, owner.table)
-        self._sink = MemWalSink(settings, endpoint=owner.table.endpoint, on_batch=self._pages.add, tasks=owner.tasks)
+        self._sink = MemWalSink(settings, endpoint=owner.table.endpoint, on_batch=self._add, tasks=owner.tasks)
         self._drift = Drift(settings, base, self._sink)
         self._by_header: ByHeader | None = None
         self._feed_started = False
@@ -75,7 +77,7 @@ class PipelineStream:
         )
         self._query: StreamingQuery | None = None
         self._guard: TopicGuard | None = None
-        self._outage = Outage(settings.table.uri, source.outage_max, pages.health, clock)
+        self._outage = Outage(settings.place, source.outage_max, pages.health, clock)
         self._pausing = pages.pausing = Pausing(settings, os.environ, clock)
         self._pausing.start()
         self.drained = threading.Event()
@@ -138,6 +140,11 @@ class PipelineStream:
             return
         self._progress.phase("committing")
         self._owner.table.commit()
+
+    def _add(self, receipt: BatchReceipt) -> None:
+        self._pages.add(receipt)
+        if isinstance(self._owner.table, RemoteFleet):
+            self._owner.table.written.update(str(each.table) for each in receipt.regions)
 
     def report(self, console: Console) -> None:
         """Print the report of the pipeline."""
@@ -207,6 +214,7 @@ class PipelineStream:
             rows = self._rows()
             if not has_header(source):  # for these the frame has only file names
                 self._sink.expect_columns(rows.frame.columns)
+                self._sink.named(rows.frame)
             self._sink.small = rows.small
             writer = rows.frame.writeStream.foreachBatch(self._pausing.gate.before(self._writer()))
             writer = writer.queryName(f"memwal {self._settings.checkpoint}")
@@ -242,7 +250,7 @@ class PipelineStream:
             self._guard.start()
         elif source.format in FILE_FORMATS:
             files = checkpoint_files(spark, self._settings.checkpoint)
-            log_deleted_files(spark, self._settings.table.uri, files)
+            log_deleted_files(spark, self._settings.place, files)
 
     def _end_guard(self) -> None:
         if self._guard is not None:

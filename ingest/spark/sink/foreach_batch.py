@@ -23,13 +23,17 @@ from memwal.flush import BaseTable
 from memwal.ingest import tracing
 from memwal.ingest.caller import Caller
 from memwal.ingest.engine.api.missing import SETTING
+from memwal.ingest.engine.api.tokens import Applied
+from memwal.ingest.engine.table.create import of_template
 from memwal.ingest.engine.table.owner_notes import NotesFinder, by_notes
 from memwal.ingest.errors import NOT_OWNER, RESIZED, Invalid, MemWalError, Unavailable
 from memwal.ingest.service.client.retry import Attempts
+from memwal.ingest.service.client.target import OF_TEMPLATE
 from memwal.ingest.service.daemon.child import RestartingDaemon
 from memwal.ingest.service.rpc.credentials import Access
 from memwal.ingest.settings.endpoints import configured_endpoint
-from memwal.ingest.settings.load import Settings, load
+from memwal.ingest.settings.fleet import of_route
+from memwal.ingest.settings.load import Settings, load, load_tables
 from memwal.ingest.settings.sections import with_absolute_paths
 from memwal.ingest.spark.dlq.bad_rows import BadRate, BadRow, Place, Rules, given_before, refused_in
 from memwal.ingest.spark.dlq.table import DeadLetters
@@ -42,11 +46,12 @@ from memwal.ingest.spark.sink.route import RouteTask
 from memwal.ingest.spark.sink.send import SendTask, nulls_of
 from memwal.ingest.spark.sink.small import MOST_BYTES, PATHS_NEEDED, TOO_MANY, OneTask, PreparedTask, fits_one_task
 from memwal.ingest.spark.source import columns as col
+from memwal.ingest.spark.source.kafka.stream import TRIED, tried
 from memwal.wal import SystemClock, SystemIds
 from memwal.wal.panics import panics_as_errors
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
     from memwal.ingest.spark.source.kafka.topics import TopicGuard
@@ -72,7 +77,7 @@ BY_JOBS_FOR = 20
 
 
 class MemWalSink:
-    """Writes micro-batches into the table of a configuration. The README has the steps.
+    """Writes micro-batches into the table of a configuration, or into many tables. The README has the steps.
 
     Without `endpoint` and `daemon.endpoints` it starts a child daemon at the first micro-batch and keeps it until
     `close` or the end of this process; if the daemon exits it is restarted, also during a micro-batch. With
@@ -92,14 +97,23 @@ class MemWalSink:
         endpoint: str | None = None,
         on_batch: Callable[[BatchReceipt], None] | None = None,
         tasks: int | None = None,
+        table: Column | str | None = None,
     ) -> None:
         """`config`: TOML path, a dict of its sections, or settings. `endpoint`: of the daemons, separated by
         commas, instead of `daemon.endpoints`. `on_batch`: called with the receipt of every finished micro-batch.
-        `tasks`: how many may send at the same time.
+        `tasks`: how many may send at the same time. `table`: column, or SQL expression, with the name of each row's
+        table below `fleet.prefix`, instead of `route.table`; its value must be the same in every replay.
 
         Raises: Invalid for a configuration that is wrong.
         """
-        self._settings = with_absolute_paths(config if isinstance(config, Settings) else load(config, os.environ))
+        if not isinstance(config, Settings):
+            whole = load_tables(config, os.environ)
+            config = load(config, os.environ) if table is None and not whole.route.table else whole
+        self._settings = with_absolute_paths(config)
+        self._by = self._settings.route.table if table is None else table
+        self._routes = not isinstance(self._by, str) or bool(self._by)
+        if self._routes and (problem := next(of_route(self._settings), None)) is not None:
+            raise Invalid(f"[{problem.section}] {problem.text}")
         tracing.begin("memwal-run", self._settings.tracing)
         self._endpoint = endpoint or configured_endpoint(self._settings)
         self._on_batch, self._tasks, self._clock = on_batch, tasks, SystemClock()
@@ -114,6 +128,7 @@ class MemWalSink:
         self._too_many = False
         self._with_paths = 0
         self._prepared: PreparedTask | None = None
+        self._named_by = ""
         self._previous: tuple[str, int] | None = None  # query and number of the last written micro-batch
         self.child: RestartingDaemon | None = None
         """The child daemon, after the first micro-batch; None if other daemons are used."""
@@ -145,6 +160,26 @@ class MemWalSink:
         base = self._table()
         of = (columns, base.schema, base.key, base.required, base.rules.upsert)
         nulls_of(*of, known=self._known, missing=self._settings.sink.missing or None, form=SETTING)
+
+    def named(self, frame: DataFrame) -> tuple[DataFrame, str]:
+        """Return the rows, and the column with the names of their tables: null if not evaluated; "" for one table.
+
+        Raises: Invalid for an expression that these columns do not allow, or that may differ in a replay.
+        """
+        from pyspark.sql import functions
+
+        by = self._by
+        if isinstance(by, str) and (not by or dict(frame.dtypes).get(by) == "string"):
+            return frame, by
+        try:
+            value = functions.expr(by) if isinstance(by, str) else by
+            found = frame.withColumn(col.TABLE, tried(value.cast("string"))[TRIED])
+            plan: Any = found._jdf  # noqa: SLF001 - PySpark does not offer it
+            if not plan.queryExecution().analyzed().projectList().last().deterministic():
+                raise Invalid("its value may differ when Spark replays a micro-batch; use columns of the source")
+        except Exception as error:
+            raise Invalid(f"[route] table = {str(by)!r}: {of_spark(error).message}") from error
+        return found, col.TABLE
 
     def warm_up(self, spark: SparkSession) -> None:
         """Start Spark's Python workers and let them open the table, to save this time in the first micro-batch."""
@@ -181,15 +216,15 @@ class MemWalSink:
         if not producer:
             raise Invalid("MemWalSink is called outside a streaming query; use it with writeStream.foreachBatch(...)")
         use_own_python(frame.sparkSession)
+        frame, self._named_by = self.named(frame)
         endpoint, base = self._owner(), self._table()
         sink, letters = self._settings.sink, self._letters()
         routing, limits = base.routing_version, (sink.stream_timeout, sink.in_flight_max)
         access = Access.of(self._settings)
         found = (self._find(), base.table_id or None)
         trace, missing = tracing.headers() if tracing.on else (), (self._known, sink.missing or None)
-        send = SendTask(
-            endpoint, base.regions, producer, batch_id, *limits, access, routing, letters, *found, trace, *missing
-        )
+        given = (endpoint, base.regions, producer, batch_id, *limits, access, routing, letters, *found, trace, *missing)
+        send = SendTask(*given, SETTING, self._template())
         refused: dict[Place, BadRow] = {}
         if self.guard is not None:
             self.guard.begin(batch_id)
@@ -229,7 +264,8 @@ class MemWalSink:
         Rows that are dead letters stay dead letters, even if the mapping has changed. Once every region has applied the
         micro-batch, no more dead letters are written. Raises: Invalid.
         """
-        applied = send.applied()
+        # Of many tables, only those with rows in the micro-batch are asked, when these are sent.
+        applied = Applied(None, None) if self._routes else send.applied()
         # With an older checkpoint, regions that are behind would apply rows that other regions have under other
         # numbers.
         refuse_older(send.sequence, applied.newest)
@@ -246,7 +282,8 @@ class MemWalSink:
         None if it cannot: nothing was sent.
         """
         self._by_jobs = max(0, self._by_jobs - 1)
-        if self.small is None or self._by_jobs or (self._last or 0) > MOST_ROWS:
+        evaluated = self._routes and self._named_by == col.TABLE  # by Spark, in a job
+        if self.small is None or evaluated or self._by_jobs or (self._last or 0) > MOST_ROWS:
             return None
         task = OneTask(self._route(), send, tuple(self._settings.source.order_by), MOST_BYTES)
         rows = self.small(frame) if not task.order_by or fits_one_task(frame.schema, task) else None
@@ -305,7 +342,7 @@ class MemWalSink:
         self, frame: DataFrame, send: SendTask, refused: Mapping[Place, BadRow]
     ) -> tuple[list[dict[str, Any]], int]:
         """Return the receipts of a shuffled micro-batch, and the number of dead letters written for `refused`."""
-        buckets = self._table().buckets
+        buckets = frame.sparkSession.sparkContext.defaultParallelism if self._routes else self._table().buckets
         most = min(buckets, self._tasks or buckets)
         routed = routed_frame(frame, self._route(refused), most, self._settings.source.order_by)
         letters = 0
@@ -344,7 +381,7 @@ class MemWalSink:
         if self._settings.dlq.mode == "table":
             kept = f"they are in {self._settings.dead_letters}"
             told = {each.region for each in receipt.regions}
-            send.note(region for region in send.regions if str(region) not in told)
+            send.note(region for region in send.regions if str(region) not in told and not self._routes)
         raise Invalid(
             f"{rate}, more than dlq.max_bad_percent = {self._settings.dlq.max_bad_percent}; {kept}; most frequent "
             f"reasons: {receipt.reasons or 'see memwal dlq list'}; correct the source, or raise dlq.max_bad_percent",
@@ -355,7 +392,12 @@ class MemWalSink:
         """Return the task that routes rows. Secrets stay references, as in the configuration."""
         # The base table's absolute address: an executor has another working directory.
         base = self._table()
-        return RouteTask(base.uri, self._options(), base.routing_version, self._settings.dlq.mode, refused or {})
+        mode = self._settings.dlq.mode
+        given = (base.uri, self._options(), base.routing_version, mode, refused or {}, self._template())
+        return RouteTask(*given, self._named_by)
+
+    def _template(self) -> str:
+        return self._settings.table.model_dump_json(include=OF_TEMPLATE, exclude_unset=True) if self._routes else ""
 
     def _letters(self) -> Rules:
         return Rules(self._settings.dlq.mode, self._settings.dead_letters, self._options())
@@ -385,6 +427,8 @@ class MemWalSink:
         return NotesFinder(base.uri, self._options(), base.regions)
 
     def _table(self) -> BaseTable:
+        if self._base is None and self._routes:
+            self._base = of_template(self._settings.table)
         if self._base is None:
             options = self._settings.storage_options(os.environ)
             self._base = BaseTable.open(self._settings.table.uri, options)
@@ -404,7 +448,7 @@ def routed_frame(frame: DataFrame, route: RouteTask, most: int, order_by: Sequen
     `order_by` is ordered by Spark partition, then by arrival.
     """
     from pyspark.sql import functions
-    from pyspark.sql.types import IntegerType, LongType, StructField, StructType
+    from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
     if not col.places(frame.columns):
         frame = frame.withColumn(col.PLACE[2], functions.spark_partition_id().cast("long"))
@@ -415,6 +459,8 @@ def routed_frame(frame: DataFrame, route: RouteTask, most: int, order_by: Sequen
     passing = [
         StructField(each.name, each.dataType, True) for each in frame.schema.fields if each.name not in col.NOT_SHUFFLED
     ]
+    if route.template and col.TABLE not in frame.columns:
+        passing.append(StructField(col.TABLE, StringType(), True))
     routed = frame.mapInArrow(route, StructType([*passing, *added]))
     tasks = min(most, int(frame.sparkSession.conf.get("spark.sql.shuffle.partitions") or most))
     by_region = functions.pmod(functions.col(col.BUCKET), functions.lit(tasks))

@@ -28,11 +28,13 @@ RECEIPT = pa.schema(
         pa.field("newest", pa.int64()),
         pa.field("letters", pa.int64()),
         pa.field("said", pa.string()),
+        pa.field("table", pa.string()),
     ]
 )
 """Everything that tasks return to the driver: one row per region and micro-batch.
 
-Times are in unix seconds; `landed_*` is null if the source has no files.
+Times are in unix seconds; `landed_*` is null if the source has no files. `table`: its name if rows go to many tables;
+the same region id is in all of them.
 
 Two other kinds of rows are not the ack of a region. (1) `letters` is not null: a summary of bad rows. `rows` is their
 number, `letters` the number of newly written dead letters, `said` the most frequent reasons. (2) Only `said` is set:
@@ -64,6 +66,7 @@ class RegionReceipt:
     acked_at: float
     skipped: int = 0
     newest: int | None = None
+    table: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

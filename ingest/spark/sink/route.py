@@ -1,10 +1,15 @@
-"""The task that validates the rows of a micro-batch and computes the region of each, before the shuffle."""
+"""The task that validates the rows of a micro-batch and computes the region of each, before the shuffle.
+
+If rows go to many tables, only the owners know their regions (`sink.send`). All rows of a table go to one task: in
+place of a region they get a hash of the table's name.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
+from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from memwal.ingest.errors import Invalid
-from memwal.ingest.service.client.target import Target, opened, reopened
+from memwal.ingest.service.client.target import Target, opened, reopened, template_target
+from memwal.ingest.settings.values import check_table_name
 from memwal.ingest.spark.dlq import bad_rows
 from memwal.ingest.spark.source import columns as col
 from memwal.ingest.spark.source.whole_input import with_counts
@@ -38,6 +44,10 @@ class RouteTask:
     """Version of the routing that the driver uses. A worker that knows another version opens the table again."""
     letters: bad_rows.Mode = "fail"
     refused: Mapping[bad_rows.Place, bad_rows.BadRow] = field(default_factory=dict)
+    template: str = ""
+    """If rows go to many tables: see `template_target`. Then `uri` is not opened."""
+    named_by: str = col.TABLE
+    """Column with the name of a row's table, which becomes the column `TABLE`."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with task_edge():
@@ -52,7 +62,7 @@ class RouteTask:
     def warm_up(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Open the table in this worker; pass batches of any kind through."""
         with task_edge():
-            opened(self.uri, self.options, self.routing)
+            self._target(())
             yield from batches
 
     def _routed(self, batch: pa.RecordBatch, numbers: npt.NDArray[np.int64]) -> pa.RecordBatch:
@@ -62,7 +72,7 @@ class RouteTask:
             if refused:  # dead letters of an earlier run
                 others = np.setdiff1d(np.arange(batch.num_rows), list(refused))
                 batch, numbers = batch.take(pa.array(others)), numbers[others]
-            batch, bad = bad_rows.read_again(batch, target.base.schema)
+            batch, bad = self._read(batch, target)
             for row, why in sorted(bad.items())[:1]:
                 what = "; correct the file, or set dlq.mode" if col.FILE in batch.schema.names else ""
                 raise Invalid(f"{why.reason}{_where(batch, numbers, row)}{what}", {"stage": why.stage})
@@ -70,8 +80,8 @@ class RouteTask:
                 conformed = bad_rows.conformed_to(target, batch)
             except InvalidRows as error:
                 raise Invalid(f"{error}{_where(batch, numbers, error.row)}", {"column": error.column}) from error
-            return _with_places(batch, numbers, pa.array(target.base.route(conformed), pa.int32()))
-        batch, bad = bad_rows.read_again(batch, target.base.schema)
+            return _with_places(batch, numbers, pa.array(self._buckets(target, conformed, batch), pa.int32()))
+        batch, bad = self._read(batch, target)
         bad |= refused
         rest = np.setdiff1d(np.arange(batch.num_rows), list(bad)) if bad else None
         asked = batch if rest is None else batch.take(pa.array(rest))
@@ -82,10 +92,30 @@ class RouteTask:
         if conformed is None:
             conformed = bad_rows.conformed_to(target, batch.filter(pa.array(good)))
         buckets = np.full(batch.num_rows, col.NO_REGION, dtype=np.int32)
-        buckets[good] = target.base.route(conformed)
+        buckets[good] = self._buckets(target, conformed, batch)[good if self.template else slice(None)]
         return self._sorted_out(batch, numbers, bad, buckets)
 
+    def _read(self, batch: pa.RecordBatch, target: Target) -> tuple[pa.RecordBatch, dict[int, bad_rows.BadRow]]:
+        """Return the batch with the names of the tables, if rows go to many, and its bad rows."""
+        batch, bad = bad_rows.read_again(batch, target.base.schema)
+        if not self.template:
+            return batch, bad
+        if self.named_by != col.TABLE:
+            batch = batch.append_column(col.TABLE, batch[self.named_by].cast(pa.string()))
+        return batch, dict(sorted((_misnamed(batch[col.TABLE]) | bad).items()))
+
+    def _buckets(self, target: Target, conformed: pa.Table, batch: pa.RecordBatch) -> npt.NDArray[np.int32]:
+        """Return the region of each row of `conformed`; with a template, the hash of each name in `batch`."""
+        if not self.template:
+            return target.base.route(conformed)
+        names = batch[col.TABLE].fill_null("").dictionary_encode()
+        hashes = [crc32(name.encode()) & _HASH for name in names.dictionary.to_pylist()]
+        buckets: npt.NDArray[np.int32] = pa.array(hashes, pa.int32()).take(names.indices).to_numpy()
+        return buckets
+
     def _target(self, columns: Sequence[str]) -> Target:
+        if self.template:
+            return template_target(self.template)
         target = opened(self.uri, self.options, self.routing)
         if not set(columns) <= set(target.base.schema.names):
             target = reopened(target, self.uri, self.options, self.routing)
@@ -106,6 +136,25 @@ class RouteTask:
             kept = pc.if_else(good, batch[name], pa.scalar(None, batch[name].type))
             batch = batch.set_column(at, batch.schema.field(at).with_nullable(True), kept)
         return _with_places(batch, numbers, pa.array(buckets)).append_column(col.LETTER, letter)
+
+
+_HASH = (1 << 31) - 1
+"""Bits of the hash of a table's name: none is `NO_REGION`."""
+
+
+def _misnamed(names: pa.Array) -> dict[int, bad_rows.BadRow]:
+    """Return the rows whose table has no name, or a name that no table can have."""
+    encoded = names.dictionary_encode(null_encoding="encode")
+    wrong: dict[int, bad_rows.BadRow] = {}
+    for number, name in enumerate(encoded.dictionary.to_pylist()):
+        try:
+            if name is None:
+                raise ValueError("the name of its table is null, or cannot be evaluated")
+            check_table_name(name)
+        except ValueError as error:
+            why = bad_rows.BadRow("route", None, str(error))
+            wrong |= dict.fromkeys(np.flatnonzero(encoded.indices.to_numpy() == number).tolist(), why)
+    return wrong
 
 
 def _with_places(batch: pa.RecordBatch, numbers: npt.NDArray[np.int64], buckets: pa.Array) -> pa.RecordBatch:

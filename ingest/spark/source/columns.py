@@ -14,6 +14,8 @@ from memwal.memtable import TOMBSTONE, emptied
 
 ROW, BUCKET = "_memwal_row", "_memwal_bucket"
 """Columns of routed rows: number of the row within its part of the source (int64), region of the row (int32)."""
+TABLE = "_memwal_table"
+"""Name of the table of a row (text), if the rows of a source go to many tables (`sink.send`)."""
 PART = "_memwal_part"
 """One number that replaces `PLACE` (`sink.small`)."""
 
@@ -49,7 +51,7 @@ LETTER_TYPE = pa.struct(
 )
 ADDED = (ROW, BUCKET)
 """Columns that `RouteTask` adds."""
-_NOT_THE_USERS = {*NOT_OF_TABLE, *ADDED, LETTER}
+_NOT_THE_USERS = {*NOT_OF_TABLE, *ADDED, TABLE, LETTER}
 
 
 def of_table(columns: Sequence[str]) -> list[str]:
