@@ -15,7 +15,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
-from queue import SimpleQueue
+from functools import partial
+from queue import Empty, SimpleQueue
 from typing import Any, Generic, TextIO, TypeVar
 
 from memwal.ingest.caller import carried
@@ -92,20 +93,25 @@ class Worker:
             self._ended.set()
 
 
+_Call = tuple[Callable[[], object], Future[Any] | None]
+
+
 class CallThreads:
-    """A limited number of daemon threads that execute calls in the order of their submission.
+    """A limited number of daemon threads that execute calls in order, the last idle one first, so that few stay.
 
     `ThreadPoolExecutor` is not used because Python joins its threads at exit, and would wait for a daemon that hangs.
     Thread safety. Any thread.
     Invariants. No call begins after `close`.
     """
 
-    def __init__(self, name: str, most: int) -> None:
-        self._name, self._most = name, most
-        self._changed = threading.Condition()
-        self._queue: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
-        self.threads = self.idle = 0
-        """The numbers of threads, and of those that wait for a call."""
+    def __init__(self, name: str, most: int, keep: int = 0) -> None:
+        """`keep`: the number of threads that do not end when they are idle."""
+        self._name, self._most, self._keep = name, most, keep
+        self._lock = threading.Lock()
+        self._queue: deque[_Call] = deque()
+        self.idle: list[SimpleQueue[_Call | None]] = []
+        self.threads = 0
+        """The number of threads; those that wait for a call are in `idle`."""
         self._closed = False
 
     def submit(self, call: Callable[[], T]) -> Future[T]:
@@ -114,33 +120,41 @@ class CallThreads:
         Raises: RuntimeError if no thread exists and none can be started.
         """
         job: Future[T] = Future()
-        with self._changed:
-            if self._closed:
-                job.cancel()
-                return job
-            self._queue.append((job, call))
-            if self.idle >= len(self._queue):
-                self._changed.notify()
-            elif self.threads < self._most:
-                self._start()
+        if not self.run(partial(_settle, job, call), job):
+            job.cancel()
         return job
+
+    def run(self, call: Callable[[], object], job: Future[Any] | None = None) -> bool:
+        """Submit `call`, which raises nothing; return False after `close`. `job`: its future. Raises: as `submit`."""
+        with self._lock:
+            if self.idle and not self._closed:
+                self.idle.pop().put((call, job))
+            elif not self._closed:
+                self._queue.append((call, job))
+                if self.threads < self._most:
+                    self._start()
+            return not self._closed
 
     def take_back(self, job: Future[Any]) -> bool:
         """Cancel `job` and remove it from the queue; return whether it had not begun."""
-        with self._changed:
+        with self._lock:
             if not job.cancel():
                 return False
-            self._queue = deque(task for task in self._queue if task[0] is not job)
+            self._queue = deque(task for task in self._queue if task[1] is not job)
             return True
 
     def close(self) -> None:
         """Cancel the calls that have not begun. Threads end after the running calls."""
-        with self._changed:
-            self._closed, waiting = True, list(self._queue)
+        with self._lock:
+            self._closed, waiting, idle = True, list(self._queue), list(self.idle)
             self._queue.clear()
-            self._changed.notify_all()
-        for job, _ in waiting:
-            job.cancel()
+            self.idle.clear()
+            self.threads -= len(idle)
+        for inbox in idle:
+            inbox.put(None)
+        for _, job in waiting:
+            if job is not None:
+                job.cancel()
 
     def _start(self) -> None:
         """Start a thread, which waits until the caller releases the lock."""
@@ -154,43 +168,41 @@ class CallThreads:
             self.threads += 1
 
     def _work(self) -> None:
-        while (task := self._next()) is not None:
-            job, call = task
-            if job.set_running_or_notify_cancel():
-                _settle(job, call)
-            del task, job, call  # an idle thread would hold the last answer, and with a stream its snapshot
+        inbox: SimpleQueue[_Call | None] = SimpleQueue()
+        while (task := self._next(inbox)) is not None:
+            task[0]()
+            del task  # an idle thread would hold the last answer, and with a stream its snapshot
 
-    def _next(self) -> tuple[Future[Any], Callable[[], Any]] | None:
+    def _next(self, inbox: SimpleQueue[_Call | None]) -> _Call | None:
         """Return the next call; None if this thread must end."""
-        with self._changed:
-            self.idle += 1
-            self._changed.wait_for(lambda: self._queue or self._closed, _IDLE)
-            self.idle -= 1
+        with self._lock:
             if self._queue:
                 return self._queue.popleft()
-            self.threads -= 1
-            return None
+            if self._closed:
+                self.threads -= 1
+                return None
+            self.idle.append(inbox)
+        while True:
+            try:
+                return inbox.get(timeout=_IDLE)
+            except Empty:
+                with self._lock:
+                    if inbox in self.idle and self.threads > self._keep:
+                        self.idle.remove(inbox)
+                        self.threads -= 1
+                        return None
 
 
 def start(name: str, call: Callable[[], T]) -> Future[T]:
     """Start `call` in a new daemon thread, which no pool can delay; return its result."""
     job: Future[T] = Future()
-    job.set_running_or_notify_cancel()
     threading.Thread(target=_settle, args=(job, call), name=name, daemon=True).start()
     return job
 
 
-_side_threads: CallThreads
-
-
-def _start_side_threads() -> None:
-    """Create the threads of side tasks, also after a fork: a forked process has none of its parent's."""
-    global _side_threads  # noqa: PLW0603
-    _side_threads = CallThreads("beside", os.cpu_count() or 1)
-
-
-_start_side_threads()
-os.register_at_fork(after_in_child=_start_side_threads)
+_side_threads = CallThreads("beside", os.cpu_count() or 1)
+# A forked process has none of its parent's threads.
+os.register_at_fork(after_in_child=partial(CallThreads.__init__, _side_threads, "beside", os.cpu_count() or 1))
 
 
 class SideTask(Generic[T]):
@@ -228,6 +240,8 @@ class SideTask(Generic[T]):
 
 
 def _settle(job: Future[T], call: Callable[[], T]) -> None:
+    if not job.set_running_or_notify_cancel():
+        return
     try:
         answer = call()
     except BaseException as error:  # noqa: BLE001 - raised in the waiting thread

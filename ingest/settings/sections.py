@@ -201,7 +201,7 @@ class FlushSettings(Section):
 
     retry_delay: Duration = 1.0
     """pause before the first retry of a failed flush; it doubles with each retry, to 16 times this at most"""
-    at_once: int = Field(2, ge=1, le=64)
+    at_once: int = Field(2, ge=1, le=16)
     """number of memtables flushed concurrently per table"""
     cache_max: Size = Field(1 << 30, gt=0)
     """memory for uncommitted SSTs, their rows and indexes, so that reads need not load them: those flushed here are

@@ -39,6 +39,7 @@ from tests.conftest import Running, small_sections, toml, wait_until
 from tests.opened import open_table
 from tests.promtool import promtool
 from tests.support.clock import FakeClock
+from tests.support.flushes import flushes_held
 from tests.support.interpose import puts_answered
 
 MINUTE = 60 // EVERY
@@ -210,9 +211,7 @@ def test_puts_that_wait_for_room(watched: Callable[..., Opened], made: Any) -> N
             table.put(made.rows([1]))
         assert full.value.details["reason"] == "busy"
 
-    with ExitStack() as held, ThreadPoolExecutor(60) as pool:
-        for _ in range(2):  # flush.at_once
-            held.enter_context(table.regions.context.flushing)
+    with flushes_held(), ThreadPoolExecutor(60) as pool:
         table.put(made.rows(range(100)))
         scrapes.take(3 * MINUTE, lambda: list(pool.map(refused, range(60))))
     scrapes.expect({"MemwalBackPressure"})

@@ -90,7 +90,7 @@ def connected(world: World) -> Coroutine[Any, Any, AsyncTable]:
 
 def idle(table: AsyncTable) -> bool:
     """Return whether no thread of the table makes a call."""
-    return all(pool.idle == pool.threads for pool in (table._reads, table._writes))
+    return all(len(pool.idle) == pool.threads for pool in (table._reads, table._writes))
 
 
 # ---- the same answers ----------------------------------------------------------------------------------------------

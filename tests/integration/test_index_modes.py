@@ -7,15 +7,17 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 import memwal
+from memwal.ingest.engine.region.core import RegionCore
 from memwal.memtable import MemTable
 from tests.conftest import WIDTH, OpenSmall, wait_until
 from tests.messages import raises
@@ -29,18 +31,17 @@ class Gate:
     """Blocks the indexers' steps while it is closed; counts the steps that passed."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._open, self.waits, self.passed = threading.Event(), threading.Event(), Counter[str]()
+        self._open, self.waits, self.passed = threading.Event(), threading.Event(), Counter[UUID]()
         self._open.set()
-        step = MemTable.index_step
+        step = RegionCore.index_step
 
-        def gated(table: MemTable) -> bool:
-            if threading.current_thread().name.startswith("indexer"):
-                self.waits.set()
-                self._open.wait()
-                self.passed[threading.current_thread().name] += 1
-            return step(table)
+        def gated(core: RegionCore) -> bool:
+            self.waits.set()
+            self._open.wait()
+            self.passed[core.region] += 1
+            return step(core)
 
-        monkeypatch.setattr(MemTable, "index_step", gated)
+        monkeypatch.setattr(RegionCore, "index_step", gated)
 
     def close(self) -> None:
         self.waits.clear()
@@ -65,10 +66,6 @@ def reached(request: pytest.FixtureRequest, ends: ExitStack) -> Callable[[Any], 
 
 def unindexed(table: Any) -> int:
     return sum(region["unindexed_rows"] for region in table.status()["regions"])
-
-
-def threads(name: str, but: Collection[threading.Thread] = ()) -> list[str]:
-    return [each.name for each in threading.enumerate() if each.name.startswith(name) and each not in but]
 
 
 def body_of(made: Any, id: int) -> dict[str, Any]:
@@ -190,43 +187,43 @@ def ids_near(table: Any, row: dict[str, Any]) -> list[int]:
     return found
 
 
-def test_the_indexer_is_there_only_where_it_has_work_and_ends_at_close(
+def test_the_indexer_works_only_where_it_has_work_and_ends_at_close(
     open_small: OpenSmall, tmp_path: Any, made: Any, gate: Gate
 ) -> None:
-    others = list(threading.enumerate())  # threads of earlier tests
     settings = {"commit": {"interval": "0s"}}
-    with memwal.open(tmp_path / "plain", schema=made.schema, key="id", indexes={"price": "btree"}, settings=settings):
-        assert threads("indexer", others), "of keys"
-    assert threads("indexer", others) == []
-    table = open_small(str(tmp_path / "sync"), memtable={"index_mode": "sync"})
-    assert threads("indexer", others) == []
-    table.close()
+    with memwal.open(
+        tmp_path / "plain", schema=made.schema, key="id", indexes={"price": "btree"}, settings=settings
+    ) as table:
+        table.put(made.table(range(10)))
+        wait_until(lambda: unindexed(table) == 0 and bool(gate.passed))  # of keys
+    with open_small(str(tmp_path / "sync"), memtable={"index_mode": "sync"}) as table:
+        gate.passed.clear()
+        table.put(made.table(range(10)))
+    assert not gate.passed
     table = open_small(regions=2)
-    assert sorted(threads("indexer", others)) == ["indexer-0", "indexer-1"]
     gate.close()
     table.put(made.table(range(100)))
     assert gate.waits.wait(60)
     closing = threading.Thread(target=table.close)
     closing.start()
-    wait_until(lambda: len(threads("region-", others)) < 2)  # they close in turn, each waits for its indexer
-    over = {"indexer-0", "indexer-1"} - {name.replace("region", "indexer") for name in threads("region-", others)}
+    closing.join(0.3)
+    assert closing.is_alive(), "it waits for the step under way"
     gate.open()
     closing.join(60)
     assert not closing.is_alive()
-    assert threads("indexer", others) == []
-    assert all(gate.passed[name] <= 1 for name in over), "the step under way is finished, no other is begun"
+    passed = gate.passed.copy()
+    closing.join(0.1)
+    assert gate.passed == passed
     with open_small() as again:
         assert again.count() == 100
 
 
 def test_the_indexer_ends_with_a_region_that_was_fenced(open_small: OpenSmall, made: Any) -> None:
-    others = list(threading.enumerate())  # threads of earlier tests
     older = open_small(regions=1)
     older.put(made.table([1]))
     newer = open_small()
     with pytest.raises(memwal.FencedError):
         older.put(made.table([2]))
-    wait_until(lambda: len(threads("indexer", others)) == 1)
     newer.put(made.table([3]))
     wait_until(lambda: unindexed(newer) == 0)
 

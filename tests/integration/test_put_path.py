@@ -3,8 +3,8 @@
 The test counts every bytecode that any thread executes between the call of `put` and its ack: validation, routing, the
 WAL, the memtable with its key, B-tree and vector index. Any loop over rows costs several bytecodes per row.
 
-The number of steps that an indexer takes before the ack depends on the operating system's scheduling, so its thread is
-not counted. In "sync" mode the put itself takes all steps, so they count: some three bytecodes per row, in blocks of
+The number of steps that an indexer takes before the ack depends on the operating system's scheduling, so they are not
+counted. In "sync" mode the put itself takes all steps, so they count: some three bytecodes per row, in blocks of
 rows.
 """
 
@@ -23,6 +23,7 @@ import pyarrow as pa
 import pytest
 
 import memwal
+from memwal.ingest.engine.region.core import RegionCore
 
 FEW, MANY = 100, 50_000
 A_ROW = {"async": 1, "sync": 5}
@@ -30,17 +31,20 @@ A_ROW = {"async": 1, "sync": 5}
 
 
 class Bytecodes:
-    """Counts the bytecodes of all threads started after it, except indexers, while `counting`."""
+    """Counts the bytecodes of all threads started after it, except in indexers, while `counting`."""
 
     def __init__(self) -> None:
-        self.counting = False
+        self.counting, self.indexing = False, threading.local()
         self.by_place: Counter[str] = Counter()
 
     def trace(self, frame: FrameType, event: str, argument: Any) -> Callable[..., Any] | None:
-        if event == "call" and threading.current_thread().name.startswith("indexer"):
-            return None
+        if event == "call" and frame.f_code is RegionCore.index_step.__code__:
+            self.indexing.on = True
+        indexing = getattr(self.indexing, "on", False)
+        if event == "return" and frame.f_code is RegionCore.index_step.__code__:
+            self.indexing.on = False
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        if self.counting and event == "opcode":
+        if self.counting and event == "opcode" and not indexing:
             code = frame.f_code
             self.by_place[f"{code.co_filename}:{code.co_qualname}"] += 1
         return self.trace

@@ -17,9 +17,9 @@ import pytest
 import memwal
 from memwal import flush, wal
 from memwal.flush import SstInvalid
-from memwal.ingest.engine.region.state import RegionLevels
 from memwal.ingest.errors import Invalid, Unavailable, UnknownOutcome
 from memwal.wal.layout import manifest_key
+from memwal.wal.retries import Backoff
 from tests.conftest import wait_until
 from tests.failure_matrix import FAULTS, Call, FaultyStore
 from tests.fault_proxy import FaultProxy, swallows
@@ -102,14 +102,14 @@ def test_a_flush_that_keeps_failing_backs_off_and_keeps_one_sst(
 ) -> None:
     pauses: list[float] = []
 
-    def failed(levels: RegionLevels, error: Exception, pause: float) -> bool:
-        pauses.append(pause)
-        return wait(levels, error, 0.0 if len(pauses) < 30 else 0.01)
+    class Recorded(Backoff):
+        def pause(self) -> float:
+            pauses.append(super().pause())
+            return 0.0 if len(pauses) < 30 else 0.01
 
-    wait = RegionLevels.flush_failed
+    monkeypatch.setattr("memwal.ingest.engine.region.writer.Backoff", Recorded)
     settings = {"put_timeout": "5ms", "retry_budget": "5ms"}
     with _open(tmp_path, wal=settings, memtable={"rows_max": 1}, flush={"retry_delay": "100ms"}) as table:
-        monkeypatch.setattr(RegionLevels, "flush_failed", failed)
         with puts_answered(wal.PutOutcome.OUTCOME_UNKNOWN, of="/manifest/"):
             table.put([{"id": 1, "v": 1}])
             wait_until(lambda: len(pauses) >= 30)

@@ -23,6 +23,7 @@ from memwal import flush, wal
 from memwal.flush.base.open import LanceCaches
 from memwal.ingest.engine.table.embedded import Table
 from memwal.ingest.errors import MemWalError
+from memwal.ingest.lanes import Scheduler
 from memwal.ingest.service.daemon.peers import Place
 from memwal.ingest.service.ops.events import RecentEvents
 from memwal.ingest.service.rpc.guard import Guard
@@ -61,7 +62,7 @@ class ServingDaemon:
         context = memwal.ingest.engine.table.open.context_of(settings, base, self.store, clock, ids, world.wal_options)
         limits = replace(context.limits, rows_max=world.shape.rows_max, entry_size_max=world.shape.entry_size_max)
         limits = replace(limits, entries_max=world.entries_max, pending_max=world.pending_max)
-        context = replace(context, limits=limits, daemon=True)
+        context = replace(context, limits=limits, daemon=True, lanes=Scheduler())
         shared = replace(base, caches=LanceCaches(settings.table.cache_max))
         table = Table(shared, context, settings, (), lazy=world.rests)
         if world.rests:

@@ -11,6 +11,7 @@ Modules that compute in their own threads and wait for them inside one call are 
 from __future__ import annotations
 
 import concurrent.futures
+import queue
 import sys
 import threading
 from collections import deque
@@ -193,6 +194,27 @@ class Event:
         return self._set
 
 
+class SimpleQueue:
+    """A simulated `queue.SimpleQueue`."""
+
+    __class_getitem__ = classmethod(lambda cls, _: cls)
+
+    def __init__(self) -> None:
+        self._items: deque[Any] = deque()
+        self._parking = Parking(_present())
+
+    def put(self, item: Any) -> None:
+        self._items.append(item)
+        self._parking.wake(1)
+
+    def get(self, timeout: float | None = None) -> Any:
+        until = _FOR_EVER if timeout is None else _present().elapsed + timeout
+        while not self._items:
+            if not self._parking.wait(until) and not self._items:
+                raise queue.Empty
+        return self._items.popleft()
+
+
 class Semaphore:
     """A simulated `threading.Semaphore`."""
 
@@ -358,6 +380,7 @@ _REPLACED = {
     "threading": (threading, _THREADING),
     "Lock": (threading.Lock, Lock),
     "ThreadPoolExecutor": (concurrent.futures.ThreadPoolExecutor, Pool),
+    "SimpleQueue": (queue.SimpleQueue, SimpleQueue),
     "Future": (concurrent.futures.Future, Future),
     "wait": (concurrent.futures.wait, wait_all),
     "as_completed": (concurrent.futures.as_completed, as_completed),

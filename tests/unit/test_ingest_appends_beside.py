@@ -248,13 +248,3 @@ def test_rows_are_appended_in_parts_as_elsewhere(tmp_path: Path) -> None:
     region.core.close()
     assert region.store.entries > 1
     assert set(region.again()) == set(range(9))
-
-
-def test_without_a_thread_the_regions_own_appends(tmp_path: Path) -> None:
-    def none(_: object) -> Any:
-        raise RuntimeError("can't start new thread")
-
-    region = Region(tmp_path / "t.lance", beside=none)
-    region.lingering(1)
-    assert not region.core.lingers
-    assert region.again() == {1: ""}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -23,6 +22,7 @@ from memwal.ingest.spark.sink.receipts import BatchReceipt, RegionReceipt
 from memwal.wal import bucket_region
 from memwal.wal.store.requests import RequestCounts
 from tests.support.clock import FakeClock
+from tests.support.flushes import flushes_held
 
 REGION = bucket_region(0)
 
@@ -166,9 +166,7 @@ def test_back_pressure_is_counted(open_small: Callable[..., Any], made: Any) -> 
     small = {"size_max": "140KiB", "unflushed_max": "140KiB"}
     table = open_small(regions=1, memtable=small, wal={"put_timeout": "50ms"})
     meter = table.regions.context.meters.of(table.base.regions[0])
-    with ExitStack() as held:
-        for _ in range(2):  # flush.at_once
-            held.enter_context(table.regions.context.flushing)
+    with flushes_held():
         table.put(made.rows(range(100)))  # an empty memtable weighs 128 KiB
         with pytest.raises(memwal.Unavailable) as refused:
             table.put(made.rows([100]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 
 import pyarrow as pa
 import pytest
@@ -19,36 +20,44 @@ def _write(value: int) -> Write:
 
 
 def test_everything_that_gathered_is_taken_at_once_in_order() -> None:
-    queue = WriteQueue(SystemClock())
+    queue = WriteQueue(SystemClock(), Counter)
     items = [_write(1), Request(int), _write(2)]
     for item in items:
         queue.submit(item)
-    assert queue.take(timeout=None) == items
-    assert queue.take(timeout=0.0) == []
+    assert queue.take() == items
+    assert queue.take() == []
 
 
-def test_the_taker_is_woken_by_a_submit() -> None:
-    queue = WriteQueue(SystemClock())
-    taken: list[object] = []
-    taker = threading.Thread(target=lambda: taken.extend(queue.take(timeout=30) or []))
-    taker.start()
+@pytest.mark.parametrize("paced", [False, True])
+def test_the_taker_is_woken_after_each_submit_and_the_close(paced: bool) -> None:
+    """It finds the item when it is woken."""
+    found: list[object] = []
+
+    def wake() -> None:
+        found.append(queue.take())
+
+    clock = FakeClock()
+    queue = PacedQueue(clock, wake, INTERVAL, SIZE_MAX) if paced else WriteQueue(clock, wake)
     queue.submit(write := _write(1))
-    taker.join(60)
-    assert taken == [write]
+    queue.submit(request := Request(int))
+    queue.close(RuntimeError("closed"))
+    assert found == [[write], [request], None]
 
 
-def test_the_oldest_write_counts_until_the_taker_comes_again() -> None:
-    queue = WriteQueue(SystemClock())
+def test_the_oldest_write_counts_until_it_is_answered() -> None:
+    queue = WriteQueue(SystemClock(), Counter)
     assert queue.oldest() is None
     for since in (5.0, 7.0):
         queue.submit(Write(pa.table({"x": [1]}), since=since))
     assert queue.oldest() == 5.0
-    queue.take(timeout=0.0)
+    queue.take()
     queue.submit(Write(pa.table({"x": [1]}), since=9.0))
     assert queue.oldest() == 5.0
-    queue.take(timeout=0.0)
+    queue.served()
     assert queue.oldest() == 9.0
-    queue.take(timeout=0.0)
+    queue.take()
+    assert queue.oldest() == 9.0
+    queue.served()
     assert queue.oldest() is None
 
 
@@ -57,7 +66,7 @@ def any_queue(request: pytest.FixtureRequest) -> WriteQueue:
     """Return a queue of each kind; the interval of the paced one has just begun."""
     if request.param == "paced":
         return request.getfixturevalue("queue")  # type: ignore[no-any-return]
-    return WriteQueue(SystemClock())
+    return WriteQueue(SystemClock(), Counter)
 
 
 def test_breaking_off_fails_waiting_and_later_writes_with_the_reason(any_queue: WriteQueue) -> None:
@@ -71,8 +80,8 @@ def test_breaking_off_fails_waiting_and_later_writes_with_the_reason(any_queue: 
 def test_a_closed_queue_hands_out_what_it_holds_and_then_ends(any_queue: WriteQueue) -> None:
     any_queue.submit(last := _write(1))
     any_queue.close(RuntimeError("closed"))
-    assert any_queue.take(timeout=None) == [last]
-    assert any_queue.take(timeout=None) is None
+    assert any_queue.take() == [last]
+    assert any_queue.take() is None
     with raises(RuntimeError):
         any_queue.submit(_write(2))
 
@@ -87,12 +96,12 @@ def test_a_taker_lets_as_many_gather_as_it_answered_the_last_time() -> None:
             if late:
                 queue.submit(late.pop())
 
-    queue = WriteQueue(Aside())
+    queue = WriteQueue(Aside(), Counter)
     for value in (1, 2, 3):
         queue.submit(_write(value))
-    assert len(queue.take(timeout=None) or []) == 3
+    assert len(queue.take() or []) == 3
     queue.submit(_write(1))
-    assert len(queue.take(timeout=None) or []) == 2
+    assert len(queue.take() or []) == 2
 
 
 def test_an_answer_is_there_for_everybody_who_waits() -> None:
@@ -139,24 +148,24 @@ def clock() -> FakeClock:
 @pytest.fixture
 def queue(clock: FakeClock) -> PacedQueue:
     """Return a queue whose interval has just begun."""
-    queue = PacedQueue(clock, INTERVAL, SIZE_MAX)
+    queue = PacedQueue(clock, Counter, INTERVAL, SIZE_MAX)
     queue.submit(first := of_rows())
-    assert queue.take(timeout=None) == [first], "the first write after a pause does not wait"
+    assert queue.take() == [first], "the first write after a pause does not wait"
     return queue
 
 
 def test_durable_writes_wait_for_the_interval_and_are_taken_together(queue: PacedQueue, clock: FakeClock) -> None:
     queue.submit(one := of_rows())
-    assert queue.take(timeout=0.0) == []
+    assert queue.take() == []
     clock.advance(INTERVAL / 2)
     queue.submit(other := of_rows())
-    assert queue.take(timeout=0.0) == []
+    assert queue.take() == []
     clock.advance(INTERVAL / 2)
-    assert queue.take(timeout=None) == [one, other]
+    assert queue.take() == [one, other]
     queue.submit(later := of_rows())
-    assert queue.take(timeout=0.0) == [], "the next interval begins when the last has been taken"
+    assert queue.take() == [], "the next interval begins when the last has been taken"
     clock.advance(INTERVAL)
-    assert queue.take(timeout=None) == [later]
+    assert queue.take() == [later]
 
 
 @pytest.mark.parametrize(
@@ -171,9 +180,9 @@ def test_durable_writes_wait_for_the_interval_and_are_taken_together(queue: Pace
 def test_what_does_not_wait_takes_the_waiting_along_in_order(queue: PacedQueue, hurry: Item) -> None:
     queue.submit(waiting := of_rows())
     queue.submit(hurry)
-    assert queue.take(timeout=None) == [waiting, hurry]
+    assert queue.take() == [waiting, hurry]
     queue.submit(of_rows())
-    assert queue.take(timeout=0.0) == [], "and the interval holds again"
+    assert queue.take() == [], "and the interval holds again"
 
 
 def test_what_writes_no_entry_begins_no_interval(queue: PacedQueue, clock: FakeClock) -> None:
@@ -181,9 +190,9 @@ def test_what_writes_no_entry_begins_no_interval(queue: PacedQueue, clock: FakeC
     queue.submit(withdrawn := of_rows())
     assert withdrawn.take(), "by its caller"
     queue.submit(Request(int))
-    queue.take(timeout=None)
+    queue.take()
     queue.submit(write := of_rows())
-    assert queue.take(timeout=None) == [write]
+    assert queue.take() == [write]
 
 
 def test_an_item_is_queued_and_hurries_at_one_moment(clock: FakeClock) -> None:
@@ -196,7 +205,7 @@ def test_an_item_is_queued_and_hurries_at_one_moment(clock: FakeClock) -> None:
             held.append(self._lock.locked())
             super()._append(item)
 
-    queue = Watched(clock, INTERVAL, SIZE_MAX)
+    queue = Watched(clock, Counter, INTERVAL, SIZE_MAX)
     queue.submit(Request(int))
     assert held == [True]
 
@@ -205,16 +214,15 @@ def test_an_entry_that_is_full_does_not_wait(queue: PacedQueue) -> None:
     writes = [of_rows(rows=50), of_rows(rows=50), of_rows(rows=50)]
     for write in writes[:2]:
         queue.submit(write)
-    assert queue.take(timeout=0.0) == []
+    assert queue.take() == []
     queue.submit(writes[2])
-    assert queue.take(timeout=None) == writes
+    assert queue.take() == writes
 
 
-def test_a_taker_that_waits_is_woken_by_what_does_not_wait(queue: PacedQueue) -> None:
-    queue.submit(waiting := of_rows())
-    taken: list[object] = []
-    taker = threading.Thread(target=lambda: taken.extend(queue.take(timeout=None) or []))
-    taker.start()
-    queue.submit(freeze := Request(int))
-    taker.join(60)
-    assert taken == [waiting, freeze]
+def test_a_queue_tells_when_its_items_are_due(queue: PacedQueue, clock: FakeClock) -> None:
+    assert queue.due() is None
+    queue.submit(of_rows())
+    clock.advance(INTERVAL / 4)
+    assert queue.due() == pytest.approx(INTERVAL * 3 / 4)
+    queue.submit(Request(int))
+    assert queue.due() == 0

@@ -18,6 +18,7 @@ from memwal.flush.resizing.applied_maps import RouteInto
 from memwal.ingest.engine.read.levels import RegionView
 from memwal.ingest.engine.region.counters import Meters
 from memwal.ingest.engine.region.quotas import TableMemory
+from memwal.ingest.lanes import SCHEDULER, Scheduler
 from memwal.ingest.log_limit import Log, log_of
 from memwal.memtable import IndexSpec, MemTable, VectorModel, row_schema
 from memwal.wal.panics import as_exception
@@ -133,8 +134,10 @@ class RegionContext:
     required: tuple[str, ...] = ()
     committing: threading.Semaphore | None = None
     """Limits how many tables of a process commit at a time; see `CommitLoop`. None: no limit."""
-    flushing: threading.Semaphore = field(default_factory=threading.Semaphore)
-    """Held during the flush of a memtable, to limit copies of rows in memory: `flush.at_once` regions at a time."""
+    flush_at_once: int = 1
+    """The maximum number of regions that flush at a time, to limit copies of rows in memory."""
+    lanes: Scheduler = SCHEDULER
+    """Runs the work of the regions."""
     log: Log = field(default_factory=lambda: logging.getLogger("memwal.region"))
     name: str = ""
     """Of the table in a fleet, for its log lines; "" for an only table."""

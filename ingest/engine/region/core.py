@@ -269,10 +269,11 @@ class RegionCore:
             now, limits, log = self._context.clock.monotonic(), self._context.limits, self._log
             if log.finished:
                 log.finish()
-            if log.lingers_since is not None and now - log.lingers_since >= limits.linger_max:
+            # The sums are those of `next_duty`: differences may round to another moment, and `next_duty` to no time.
+            if log.lingers_since is not None and log.lingers_since + limits.linger_max <= now:
                 log.append_beside(self.levels.active.generation)
             many = log.position - self._frozen_to >= limits.entries_max
-            if self._full() or many or (self.levels.active.rows and now - self._active_since >= limits.age_max):
+            if self._full() or many or (self.levels.active.rows and self._active_since + limits.age_max <= now):
                 self._freeze()
             if many and log.position - self._frozen_to >= limits.entries_max:
                 self._pass_over_notes()

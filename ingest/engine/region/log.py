@@ -36,10 +36,8 @@ from memwal.wal.clock import Instant
 NOTHING_WRITTEN = (wal.StoreUnavailable, wal.StoreRefused)
 """Failures of an append that leave the log unchanged: the region continues, the callers may retry."""
 
-Beside = Callable[[Callable[[], None]], Callable[[], None]]
-"""Starts work in another thread and returns a call that waits until the work has ended. The work raises nothing.
-Raises: RuntimeError if no thread can be started.
-"""
+Beside = Callable[[Callable[[], None]], Callable[[], object]]
+"""Starts work in another thread and returns a call that waits until the work has ended. The work raises nothing."""
 
 
 def lasting(error: BaseException, region: UUID) -> BaseException:
@@ -89,7 +87,7 @@ class _Append:
     seconds: float = 0.0
     error: BaseException | None = None
     ended: bool = False
-    wait: Callable[[], None] = lambda: None
+    wait: Callable[[], object] = lambda: None
 
 
 class RegionLog:
@@ -189,11 +187,7 @@ class RegionLog:
         parts = -(-rows // self._step(rows, self._lingering.size))
         append = _Append(self._lingering, self.applied, self._lease.begin(), self.position, parts)
         self._lingering, self._under_way = _Lingering(), append
-        try:
-            append.wait = self._beside(partial(self._write_beside, append, self.logged, generation))
-        except RuntimeError:  # no thread is available
-            self._lingering, self._under_way = append.lingering, None
-            self.append_lingering(generation)
+        append.wait = self._beside(partial(self._write_beside, append, self.logged, generation))
 
     @property
     def finished(self) -> bool:

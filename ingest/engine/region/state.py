@@ -10,7 +10,7 @@ so a view never misses a row and never shows a partial change.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -105,8 +105,8 @@ class Frozen:
 class RegionLevels:
     """The levels of a region above the base table, and the error that ended the region.
 
-    Thread safety. `active`, `applied` and `freeze` belong to the region's thread, `oldest_frozen`, `wait_for_frozen`,
-    `flush_failed` and `published` to the flusher's, `wait_for_rows` to the indexer's, everything else to any thread.
+    Thread safety. `active`, `applied` and `freeze` belong to the region's thread, `oldest_frozen`, `begin_flush`,
+    `flush_failed` and `published` to the flusher's, everything else to any thread.
     Invariants. (1) Generations ascend from the manifest's SSTs over the frozen memtables to the active one. (2) Once
     `failure` is set, views, waits and later freezes raise it.
     """
@@ -116,12 +116,12 @@ class RegionLevels:
         self._region, self._context = region, context
         self._meter = context.meters.of(region)
         self._changed = threading.Condition()
-        self._fresh = threading.Event()
+        self.wake_flusher: Callable[[], None] = lambda: None
+        """Called when a memtable waits to be flushed, and when a caller waits for that."""
         self._frozen: list[Frozen] = []
         self._flush_error: Exception | None = None
         self._attempt = self._failed_attempt = 0
         """Number of flush attempts so far, including the running one, and the number of the last one that failed."""
-        self._retry_now = False
         self._closing = False
         self.active = context.memtable(manifest.current_generation)
         self.manifest = manifest
@@ -181,8 +181,8 @@ class RegionLevels:
         attempt that began after this call has failed, or if the region is closed in between.
         """
         with self._changed:
-            before, self._retry_now = self._attempt, True
-            self._changed.notify_all()
+            before = self._attempt
+            self.wake_flusher()
             while (first := self.manifest.current_generation) <= generation and not self.ended:
                 if self._changed.wait_for(partial(self._published_beyond, first), timeout):
                     continue
@@ -213,15 +213,13 @@ class RegionLevels:
                     fields |= {"epoch": error.ours, "by": error.theirs}
                 self._context.log.info("%s", error, extra=fields)
             self._changed.notify_all()
-            self._fresh.set()
             return self.failure
 
     def close(self) -> None:
-        """End the flusher's and the indexer's threads; frozen rows stay in the WAL."""
+        """Begin no flush and no index step any more; frozen rows stay in the WAL."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-            self._fresh.set()
 
     @property
     def ended(self) -> bool:
@@ -263,10 +261,8 @@ class RegionLevels:
     # ---- the region's thread -------------------------------------------------------------------------------------
 
     def applied(self) -> None:
-        """Recount the bytes of the active memtable, which has new rows, and wake the indexer."""
+        """Recount the bytes of the active memtable, which has new rows."""
         self.active_bytes = self.active.bytes
-        if not self._fresh.is_set():
-            self._fresh.set()
 
     def freeze(self, covers: int) -> None:
         """Swap in an empty memtable; the full one waits for the flusher. `covers`: WAL position of its last row."""
@@ -278,8 +274,8 @@ class RegionLevels:
             self._frozen_bytes = sum(each.memtable.bytes for each in self._frozen)
             self.active = fresh
             self.active_bytes = self.active.bytes
-            self._changed.notify_all()
-            self._fresh.set()
+            if len(self._frozen) == 1:  # otherwise the flusher works, or waits to try again
+                self.wake_flusher()
 
     def reshape(self, context: RegionContext) -> None:
         """Use another context for later memtables, and replace the active one, which is empty."""
@@ -301,12 +297,11 @@ class RegionLevels:
         with self._changed:
             return self._frozen[0] if self._frozen else None
 
-    def wait_for_frozen(self) -> bool:
-        """Return True when a memtable is frozen, and count the attempt to flush it; False when the region ends."""
+    def begin_flush(self) -> bool:
+        """Count an attempt to flush; return False if no memtable is frozen or the region has ended."""
         with self._changed:
-            self._changed.wait_for(lambda: self._frozen or self.ended)
-            self._attempt, self._retry_now = self._attempt + 1, False
-            return not self.ended
+            self._attempt += 1
+            return bool(self._frozen) and not self.ended
 
     def published(self, manifest: wal.RegionManifest) -> None:
         """Drop the oldest frozen memtable, which is now an SST of `manifest`."""
@@ -318,23 +313,11 @@ class RegionLevels:
             self._flush_error = None
             self._changed.notify_all()
 
-    def flush_failed(self, error: Exception, pause: float) -> bool:
-        """Record the error, and wait `pause` seconds, until a caller waits for a flush, or until the region closes.
-
-        Returns whether the pause was cut short.
-        """
+    def flush_failed(self, error: Exception) -> None:
+        """Record the error of an attempt, for the callers that wait for a flush."""
         with self._changed:
             self._flush_error, self._failed_attempt = error, self._attempt
             self._changed.notify_all()
-            return self._changed.wait_for(lambda: self._closing or self._retry_now, pause)
-
-    # ---- the indexer's thread ------------------------------------------------------------------------------------
-
-    def wait_for_rows(self) -> bool:
-        """Return True when rows were applied or frozen since the last call, False when the region ends."""
-        self._fresh.wait()
-        self._fresh.clear()
-        return not self.ended
 
     # ---- inside --------------------------------------------------------------------------------------------------
 

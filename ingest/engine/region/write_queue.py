@@ -162,20 +162,17 @@ Item = Write | Request[Any]
 class WriteQueue:
     """A first-in, first-out queue with many callers and one taker.
 
-    Thread safety. `submit`, `break_off` and `close` from any thread, `take` from the region's thread only.
+    Thread safety. `submit`, `break_off`, `close` and `oldest` from any thread, the rest from the region's thread only.
     Invariants. (1) A write is taken once or failed once. (2) After `break_off(error)` every later submit raises it.
+    (3) After a submit or a close, `wake` is called, so that the taker comes.
     """
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self, clock: Clock, wake: Callable[[], None]) -> None:
+        self._clock, self._wake = clock, wake
         self._lock = threading.Lock()
-        # Not a Condition, which creates a lock for every wait; puts wait here. This is one lock used as a latch.
-        self._wake = threading.Lock()
-        self._wake.acquire()
-        self._taker_waits = False
         self._writes: deque[Item] = deque()
         self._broken: BaseException | None = None
-        self._closed = self._nudged = False
+        self._closed = False
         self._taken_last = 0
         self._served: list[Item] = []
 
@@ -183,21 +180,10 @@ class WriteQueue:
         """Queue an item. Raises: the error that broke the region."""
         with self._lock:
             self._append(item)
-        self._wake_taker()
+        self._wake()
 
-    def nudge(self) -> None:
-        """Make the current or the next `take` return without waiting."""
-        with self._lock:
-            self._nudged = True
-        self._wake_taker()
-
-    def take(self, timeout: float | None) -> list[Item] | None:
-        """Return all queued items, waiting up to `timeout` seconds for the first; None once closed and empty.
-
-        Each call marks the items of the previous call as served. After a `nudge` it does not wait.
-        """
-        self._served = []
-        self._wait(timeout)
+    def take(self) -> list[Item] | None:
+        """Return all queued items that are due; None once closed and empty."""
         seen = 0
         while seen < len(self._writes) < self._taken_last:  # more items arrive: yield to their threads
             seen = len(self._writes)
@@ -205,14 +191,19 @@ class WriteQueue:
         with self._lock:
             taken = list(self._writes)
             self._writes.clear()
-            self._taken_last, self._served, self._nudged = len(taken), taken, False
+            self._taken_last, self._served = len(taken), taken
             return None if self._closed and not taken else taken
 
-    def oldest(self) -> float | None:
-        """Return the submission time (monotonic s) of the oldest write that waits or is being served, or None.
+    def served(self) -> None:
+        """Record that the taken items are answered."""
+        self._served = []
 
-        From any thread.
-        """
+    def due(self) -> float | None:
+        """Return the seconds until queued items may be taken that `take` has left; None if there are none."""
+        return None
+
+    def oldest(self) -> float | None:
+        """Return the submission time (monotonic s) of the oldest write that waits or is being served, or None."""
         with self._lock:
             return min((item.since for item in (*self._served, *self._writes) if isinstance(item, Write)), default=None)
 
@@ -220,26 +211,6 @@ class WriteQueue:
         if self._broken is not None:
             raise self._broken
         self._writes.append(item)
-
-    def _wait(self, timeout: float | None, beyond: int = 0) -> None:
-        """Return when more than `beyond` items are queued, on a close or a nudge, or after `timeout` seconds."""
-        with self._lock:
-            if len(self._writes) > beyond or self._closed or self._nudged:
-                return
-            self._taker_waits = True
-        if self._wake.acquire(timeout=-1 if timeout is None else timeout):
-            return
-        with self._lock:
-            woken = not self._taker_waits
-            self._taker_waits = False
-        if woken:  # just after the timeout
-            self._wake.acquire()
-
-    def _wake_taker(self) -> None:
-        with self._lock:
-            waits, self._taker_waits = self._taker_waits, False
-        if waits:
-            self._wake.release()
 
     def break_off(self, error: BaseException) -> None:
         """Fail every queued write with `error`, and every later one."""
@@ -255,57 +226,43 @@ class WriteQueue:
         """Reject later submits with `error`; queued items are still taken."""
         with self._lock:
             self._closed, self._broken = True, self._broken or error
-        self._wake_taker()
+        self._wake()
 
 
 class PacedQueue(WriteQueue):
     """Release durable writes once per `interval` seconds. Thread safety and invariants. As `WriteQueue`."""
 
-    def __init__(self, clock: Clock, interval: float, size_max: int) -> None:
+    def __init__(self, clock: Clock, wake: Callable[[], None], interval: float, size_max: int) -> None:
         """`size_max`: bytes of queued rows that end the interval early."""
-        super().__init__(clock)
+        super().__init__(clock, wake)
         self._interval, self._size_max = interval, size_max
         self._not_before = clock.monotonic()
         self._bytes = 0
         self._hurry = False
         """Whether the queue has an item that does not wait."""
 
-    def submit(self, item: Item) -> None:
-        """Queue an item. Raises: the error that broke the region."""
-        more = size_bound(item.rows) if isinstance(item, Write) else 0
-        with self._lock:  # one critical section: a `take` between the statements would lose `_hurry`
-            self._append(item)
-            self._bytes += more
-            self._hurry = self._hurry or not _waits(item) or self._bytes >= self._size_max
-        self._wake_taker()
+    def _append(self, item: Item) -> None:
+        super()._append(item)
+        self._bytes += size_bound(item.rows) if isinstance(item, Write) else 0
+        self._hurry = self._hurry or not _waits(item) or self._bytes >= self._size_max
 
-    def take(self, timeout: float | None) -> list[Item] | None:
-        """As `WriteQueue.take`, but no items if `timeout` or a nudge ends a wait of writes for the interval."""
-        until = None if timeout is None else self._clock.monotonic() + timeout
-        self._served = []
-        self._wait(timeout)
-        if not self._due(until):
+    def take(self) -> list[Item] | None:
+        """As `WriteQueue.take`; durable writes are due after the interval."""
+        if self.due():
             return []
         with self._lock:
             self._bytes, self._hurry = 0, False
             if any(_waits(item) and not item.withdrawn for item in self._writes if isinstance(item, Write)):
                 self._not_before = self._clock.monotonic() + self._interval
-        return super().take(0.0)
+        return super().take()
 
-    def _due(self, until: float | None) -> bool:
-        """Wait until the queued items may be taken; return False if `until` (monotonic s) or a nudge comes first."""
-        while True:
-            now = self._clock.monotonic()
-            with self._lock:
-                queued = len(self._writes)
-                if not queued or self._hurry or self._closed or now >= self._not_before:
-                    return True
-                if self._nudged:
-                    self._nudged = False
-                    return False
-            if until is not None and now >= until:
-                return False
-            self._wait(self._not_before - now if until is None else min(self._not_before, until) - now, beyond=queued)
+    def due(self) -> float | None:
+        """As `WriteQueue.due`; 0 if they may be taken now."""
+        with self._lock:
+            if not self._writes:
+                return None
+            at_once = self._hurry or self._closed
+            return 0.0 if at_once else max(0.0, self._not_before - self._clock.monotonic())
 
 
 def _waits(item: Item) -> bool:
@@ -313,9 +270,9 @@ def _waits(item: Item) -> bool:
     return isinstance(item, Write) and item.durable and item.where is None
 
 
-def queue_of(context: RegionContext) -> WriteQueue:
-    """Return the queue of a region."""
+def queue_of(context: RegionContext, wake: Callable[[], None]) -> WriteQueue:
+    """Return the queue of a region. `wake`: lets the taker come."""
     limits = context.limits
     if not limits.entry_interval:
-        return WriteQueue(context.clock)
-    return PacedQueue(context.clock, limits.entry_interval, limits.entry_size_max)
+        return WriteQueue(context.clock, wake)
+    return PacedQueue(context.clock, wake, limits.entry_interval, limits.entry_size_max)

@@ -1,4 +1,4 @@
-"""Run the threads of a region: callers submit writes and wait, one thread serves, one flushes, one indexes.
+"""Run the lanes of a region (`ingest.lanes`): callers submit and wait, one lane serves, one flushes, one indexes.
 
 The put path of a region, in order:
 
@@ -36,8 +36,8 @@ from memwal.ingest.engine.region.log import NOTHING_WRITTEN
 from memwal.ingest.engine.region.state import Backlog
 from memwal.ingest.engine.region.write_queue import Item, Request, Write, queue_of
 from memwal.ingest.errors import MemWalError, Unavailable, classify
+from memwal.ingest.lanes import Kind, Lane
 from memwal.ingest.log_limit import LogLimit
-from memwal.ingest.threads import Worker
 from memwal.wal.retries import Backoff
 
 T = TypeVar("T")
@@ -56,6 +56,7 @@ _LONGEST_DELAY = 16
 the time that a caller of `flush` waits.
 """
 
+AT_ONCE = 32  # regions of a table that append at a time
 LOOK_EVERY = 0.25
 """Seconds after which a put that waits for room checks again whether another process has committed."""
 
@@ -88,17 +89,23 @@ class RegionWriter:
         self.place = f"{context.store.url('')}: {wal.named(region)}"
         """Table and region, for messages."""
         began = context.clock.monotonic()
-        self._appending: Worker | None = None
+        self._server = self._lane(Kind.SERVE, partial(self._guarded, self._serve))
+        self._flusher = self._lane(Kind.PUBLISH, partial(self._guarded, self._flush), context.flush_at_once)
+        self._indexer = self._lane(Kind.INDEX, self._index)
+        self._renewal = self._lane(Kind.LOG, self._renew)
+        self._appender = self._renewal  # until the first append
+        first = context.limits.retry_delay
+        self._backoff = Backoff(first, _LONGEST_DELAY * first, context.ids)
         self._core = RegionCore.open(context, region, known, settle=False, beside=self._beside)
         self.guard = self._core.guard
         self._claimed(context.clock.monotonic() - began)
         self._levels = self._core.levels
-        self._queue = queue_of(context)
+        self._levels.wake_flusher = self._flush_now
+        self._queue = queue_of(context, self._server.ready)
         self._looking, self._proving = threading.Lock(), threading.Lock()
         self._freezing: Request[int] | None = None
-        self._server = Worker(f"region-{bucket}", partial(self._guarded, self._serve))
-        self._flusher = Worker(f"flusher-{bucket}", partial(self._guarded, self._flush_in_order))
-        self._indexer = None if context.index_at_once else Worker(f"indexer-{bucket}", self._index)
+        self._server.ready()
+        self._flusher.ready()
 
     # ---- callers' side -------------------------------------------------------------------------------------------
 
@@ -141,7 +148,7 @@ class RegionWriter:
         if anew or not alone or not lease.covers(ticket):
             return partial(self._prove, lease.proven if anew else lease.covers, ticket)
         if not self._proving.locked():
-            threading.Thread(target=self._renew, name=f"lease-{self.bucket}", daemon=True).start()
+            self._renewal.ready()
         return None
 
     def _prove(self, enough: Callable[[int], bool], ticket: int) -> None:
@@ -279,12 +286,10 @@ class RegionWriter:
         alive = self._core.failure is None
         self._queue.close(reason or Unavailable(f"{wal.named(self.region)} is closed; open the table again"))
         self._server.wait()
-        if self._appending is not None:
-            self._appending.wait()  # a failed region does not wait for its appending thread itself
         self._levels.close()
-        self._flusher.wait()
-        if self._indexer is not None:
-            self._indexer.wait()
+        for step in (Lane.end, Lane.wait):
+            for lane in (self._flusher, self._indexer, self._renewal, self._appender):
+                step(lane)
         fields = {"event": "release", "region": self.name, "epoch": self.guard.epoch}
         self._context.log.info("%s: released by epoch %d", wal.named(self.region), self.guard.epoch, extra=fields)
         with self._proving:  # no proof is made from here on
@@ -319,20 +324,28 @@ class RegionWriter:
     # ---- the region's thread -------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        while (items := self._queue.take(self._core.next_duty())) is not None:
-            try:
-                self._serve_items(items)
-            except BaseException as error:
-                for item in items:
-                    if not item.done.done():
-                        item.done.set_exception(error)
-                raise
-            try:
-                self._core.keep_limits()
-            except NOTHING_WRITTEN as error:
-                self._warn("append", f"append failed, retrying: {classify(error)}")
-                self._context.clock.sleep(self._context.limits.retry_delay)
-        self._core.close()
+        if (items := self._queue.take()) is None:
+            self._core.close()
+            self._server.end()
+            return
+        try:
+            self._serve_items(items)
+        except BaseException as error:
+            for item in items:
+                if not item.done.done():
+                    item.done.set_exception(error)
+            raise
+        try:
+            self._core.keep_limits()
+        except NOTHING_WRITTEN as error:
+            self._warn("append", f"append failed, retrying: {classify(error)}")
+            self._context.clock.sleep(self._context.limits.retry_delay)
+        self._queue.served()
+        if not self._context.index_at_once:
+            self._indexer.ready()
+        for due in (self._queue.due(), self._core.next_duty()):
+            if due is not None:
+                self._server.after(due)
 
     def _serve_items(self, items: Sequence[Item]) -> None:
         """Serve runs of writes together; a request between them sees all writes before it and none after."""
@@ -360,35 +373,41 @@ class RegionWriter:
             seconds = self._context.clock.monotonic() - writes[0].since
             self._meter.served(seconds, acked, len(answered) - len(acked))
 
-    def _beside(self, work: Callable[[], None]) -> Callable[[], None]:
+    def _beside(self, work: Callable[[], None]) -> Callable[[], object]:
         """Append lingering rows in a separate thread; see `RegionLog`."""
 
         def append() -> None:
             try:
                 work()
             finally:
-                self._queue.nudge()
+                lane.end()
+                self._server.ready()
 
-        self._appending = Worker(f"log-{self.bucket}", append)
-        return self._appending.wait
+        self._appender = lane = self._lane(Kind.LOG, append)
+        lane.ready()
+        return lane.wait
 
     # ---- the flusher's thread ------------------------------------------------------------------------------------
 
-    def _flush_in_order(self) -> None:
-        first = self._context.limits.retry_delay
-        backoff = Backoff(first, _LONGEST_DELAY * first, self._context.ids)
-        while self._levels.wait_for_frozen():
-            try:
-                with self._context.flushing:
-                    self._publish_next()
-                backoff.reset()
-            except RETRY_FLUSH as raised:
-                error = classify(raised)
-                self._meter.flush_failed(error, self._context.clock.now())
-                generation = self._levels.manifest.current_generation
-                self._warn("flush", f"flush of generation {generation} failed, retrying: {error}", self._of(generation))
-                if self._levels.flush_failed(error, backoff.pause()):
-                    backoff.reset()
+    def _flush(self) -> None:
+        if not self._levels.begin_flush():
+            return
+        try:
+            self._publish_next()
+            self._backoff.reset()
+            self._flusher.ready()
+        except RETRY_FLUSH as raised:
+            error = classify(raised)
+            self._meter.flush_failed(error, self._context.clock.now())
+            generation = self._levels.manifest.current_generation
+            self._warn("flush", f"flush of generation {generation} failed, retrying: {error}", self._of(generation))
+            self._flusher.after(self._backoff.pause())
+            self._levels.flush_failed(error)
+
+    def _flush_now(self) -> None:
+        """Flush without a pause after a failure, because a caller waits."""
+        self._backoff.reset()
+        self._flusher.ready()
 
     def _publish_next(self) -> None:
         frozen, began = self._levels.oldest_frozen(), self._context.clock.monotonic()
@@ -405,14 +424,13 @@ class RegionWriter:
 
     def _index(self) -> None:
         clock = self._context.clock
-        while self._levels.wait_for_rows():
-            more = True
-            while more:
-                work, rest = (WORK, REST) if self._core.unindexed < MANY else (WORK_MANY, REST_MANY)
-                clock.sleep(rest)
-                until = clock.monotonic() + work
-                while (more := self._core.index_step()) and clock.monotonic() < until:
-                    pass
+        work, rest = (WORK, REST) if self._core.unindexed < MANY else (WORK_MANY, REST_MANY)
+        clock.sleep(rest)
+        until = clock.monotonic() + work
+        while self._core.index_step():
+            if clock.monotonic() >= until:
+                self._indexer.ready()
+                return
 
     def _warn(self, step: str, text: str, fields: Mapping[str, Any] | None = None) -> None:
         """Log a failure that is retried, at most once a minute for each step."""
@@ -431,14 +449,20 @@ class RegionWriter:
         text = "%s: claimed with epoch %d, %d rows replayed in %.3f s"
         self._context.log.info(text, wal.named(self.region), epoch, rows, seconds, extra=fields)
 
-    # ---- the end -------------------------------------------------------------------------------------------------
+    # ---- lanes ---------------------------------------------------------------------------------------------------
+
+    def _lane(self, kind: Kind, task: Callable[[], object], most: int = AT_ONCE) -> Lane:
+        """Return a lane of this region. `most`: the threads of its table and kind."""
+        return self._context.lanes.lane(kind, self._context.store.url(""), task, most=most)
 
     def _guarded(self, work: Callable[[], None]) -> None:
-        """Run a thread's work; an error in it ends the writer and wakes every waiter with the reason."""
+        """Do a thread's work; an error in it ends the writer and wakes every waiter with the reason."""
         try:
             work()
         except BaseException as error:  # noqa: BLE001 - passed to every waiter
             self._queue.break_off(self._core.end(error))
+            self._server.end()
+            self._flusher.end()
 
 
 def _counted(write: Write) -> tuple[Ack, int]:

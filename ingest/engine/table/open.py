@@ -134,7 +134,7 @@ def context_of(
         clock=clock,
         ids=ids,
         sst_format=flush.SstFormat.of(base, settings.flush.file_options(), indexes),
-        flushing=threading.Semaphore(settings.flush.at_once),
+        flush_at_once=settings.flush.at_once,
         limits=_limits(settings, base.wal_format),
         wal_options=wal_options,
         index_mode=settings.memtable.index_mode,
