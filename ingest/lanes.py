@@ -41,9 +41,16 @@ class Kind(IntEnum):
     LOG = 1
     PUBLISH = 2
     INDEX = 3
+    COMMIT = 4
 
 
-CAPS: Mapping[Kind, int] = {Kind.SERVE: 128, Kind.LOG: 64, Kind.PUBLISH: 16, Kind.INDEX: os.cpu_count() or 1}
+CAPS: Mapping[Kind, int] = {
+    Kind.SERVE: 128,
+    Kind.LOG: 64,
+    Kind.PUBLISH: 16,
+    Kind.INDEX: os.cpu_count() or 1,
+    Kind.COMMIT: 16,
+}
 MOST = 160
 """The maximum number of threads of each kind, and of all kinds."""
 

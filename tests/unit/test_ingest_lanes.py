@@ -18,7 +18,7 @@ from memwal.ingest.lanes import CAPS, MOST, Kind, Lane, Scheduler
 from tests.conftest import wait_until
 from tests.support.clock import FakeClock
 
-SERVE, LOG, PUBLISH, INDEX = Kind
+SERVE, LOG, PUBLISH, INDEX, _COMMIT = Kind
 
 
 def scheduler(most: int = 100, **caps: int) -> Scheduler:

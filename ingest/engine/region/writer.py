@@ -56,7 +56,8 @@ _LONGEST_DELAY = 16
 the time that a caller of `flush` waits.
 """
 
-AT_ONCE = 32  # regions of a table that append at a time
+AT_ONCE = 32
+"""Maximum number of regions of a table that append at a time."""
 LOOK_EVERY = 0.25
 """Seconds after which a put that waits for room checks again whether another process has committed."""
 
@@ -342,7 +343,7 @@ class RegionWriter:
             self._context.clock.sleep(self._context.limits.retry_delay)
         self._queue.served()
         if not self._context.index_at_once:
-            self._indexer.ready()
+            self._index_soon()
         for due in (self._queue.due(), self._core.next_duty()):
             if due is not None:
                 self._server.after(due)
@@ -424,13 +425,14 @@ class RegionWriter:
 
     def _index(self) -> None:
         clock = self._context.clock
-        work, rest = (WORK, REST) if self._core.unindexed < MANY else (WORK_MANY, REST_MANY)
-        clock.sleep(rest)
-        until = clock.monotonic() + work
+        until = clock.monotonic() + (WORK if self._core.unindexed < MANY else WORK_MANY)
         while self._core.index_step():
             if clock.monotonic() >= until:
-                self._indexer.ready()
+                self._index_soon()
                 return
+
+    def _index_soon(self) -> None:
+        self._indexer.after(REST if self._core.unindexed < MANY else REST_MANY)
 
     def _warn(self, step: str, text: str, fields: Mapping[str, Any] | None = None) -> None:
         """Log a failure that is retried, at most once a minute for each step."""

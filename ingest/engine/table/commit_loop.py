@@ -19,23 +19,23 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 
 from memwal.flush import CommitReport
 from memwal.ingest.engine.region.state import Backlog
 from memwal.ingest.engine.table.upkeep import Decision, TableUpkeep, decide, flush_due
 from memwal.ingest.errors import classify
+from memwal.ingest.lanes import SCHEDULER, Kind, Scheduler
 from memwal.ingest.log_limit import LogLimit
 from memwal.ingest.settings.sections import CommitSettings
-from memwal.ingest.threads import Worker
 from memwal.wal import Clock
 
 _LOG = logging.getLogger("memwal.commit")
 LOOK_EVERY, LOOKS = 1.0, 10
 """Maximum seconds between two checks, and minimum number of checks per interval."""
 TURN_EVERY = 0.1
-"""Seconds between two checks whether a loop that waits for its turn is stopped."""
+"""Seconds until a table that has no turn checks again."""
 PAUSE_MAX = 5.0
 """Longest pause, in seconds, after a failure; the interval if that is shorter."""
 GIVE_WAY_MAX = 300.0
@@ -45,7 +45,7 @@ GIVE_WAY_LONGEST = 3600.0
 
 
 class CommitLoop:
-    """A thread that commits by the policy, and a lock that makes commits of this process run one at a time.
+    """A lane that commits by the policy, and a lock that makes commits of this process run one at a time.
 
     Thread safety. All methods from any thread, except `step`, which is the loop's. A failed step is logged and retried;
     `commit()` raises to its caller. Storage serializes the committers of different processes (`flush.commits.plan`);
@@ -60,6 +60,7 @@ class CommitLoop:
         paused: Callable[[], bool] = lambda: False,
         table: str = "",
         turn: threading.Semaphore | None = None,
+        lanes: Scheduler = SCHEDULER,
     ) -> None:
         """Create a loop; with `limits.interval` 0 it commits on demand only.
 
@@ -78,15 +79,15 @@ class CommitLoop:
         """Held during a commit of this process, and by a resize."""
         self._newest: tuple[float, CommitReport] | None = None
         """The start time of the newest successful commit, and its report."""
-        self._stopped, self._wake = threading.Event(), threading.Event()
-        self._worker: Worker | None = None
+        self._turn_since: float | None = None
+        self._lane = lanes.lane(Kind.COMMIT, table, self._run)
         self.grow: Callable[[], object] = lambda: None
         """Called after each check."""
 
     def start(self) -> None:
         """Begin to commit by the policy."""
         if self._limits.interval > 0:
-            self._worker = Worker("commit", self._run)
+            self._lane.after(self._look_every)
 
     def step(self) -> Decision:
         """Check, decide, then flush and commit as decided. Raises: flush and wal errors."""
@@ -100,9 +101,9 @@ class CommitLoop:
             return decision
         if self._paused() or self._gives_way():
             return "nothing"
-        with self._in_turn():
-            if self._stopped.is_set():
-                return "nothing"
+        if (turn := self._take_turn()) is None:
+            return "nothing"
+        with turn:
             began = self._clock.monotonic()
             try:
                 if decision == "flush":
@@ -126,27 +127,25 @@ class CommitLoop:
 
     def look(self) -> None:
         """Make the loop check now."""
-        self._wake.set()
+        if self._limits.interval > 0:
+            self._lane.ready()
 
     def stop(self) -> None:
-        """End the thread after the running commit, if any."""
-        self._stopped.set()
-        self._wake.set()
-        if self._worker is not None:
-            self._worker.wait()
+        """Return after the running commit, if any; no other begins by the policy."""
+        self._lane.end()
+        self._lane.wait()
 
-    @contextmanager
-    def _in_turn(self) -> Iterator[None]:
-        """Wait until it is this table's turn, the loop is stopped, or half of the interval has passed."""
-        turn, until = self._turn, self._clock.monotonic() + self._limits.interval / 2
-        has_turn = False
-        while turn is not None and not (has_turn or self._stopped.is_set() or self._clock.monotonic() >= until):
-            has_turn = turn.acquire(timeout=TURN_EVERY)
-        try:
-            yield
-        finally:
-            if turn is not None and has_turn:
-                turn.release()
+    def _take_turn(self) -> ExitStack | None:
+        """Return the context of this table's turn; None if it has none, and has not waited for half of the interval."""
+        turn, held, now = self._turn, ExitStack(), self._clock.monotonic()
+        if turn is not None and turn.acquire(blocking=False):
+            held.callback(turn.release)
+        elif turn is not None:
+            self._turn_since = now if self._turn_since is None else self._turn_since
+            if now - self._turn_since < self._limits.interval / 2:
+                return None
+        self._turn_since = None
+        return held
 
     def _gives_way(self) -> bool:
         """Return whether to wait for a load."""
@@ -183,18 +182,13 @@ class CommitLoop:
 
     def _run(self) -> None:
         pause = self._look_every
-        while True:
-            self._wake.wait(pause)
-            self._wake.clear()
-            if self._stopped.is_set():
-                return
-            pause = self._look_every
-            for what, call in (("commit", self.step), ("change of the number of regions", self.grow)):
-                try:
-                    call()
-                except BaseException as error:  # noqa: BLE001 - an error here would silently end all commits
-                    # Not Exception: a panic of pylance's Rust code is only a BaseException.
-                    pause = min(self._limits.interval, PAUSE_MAX)
-                    text = f"{self._table}: {what} failed, retrying in {pause:g} s: {classify(error)}"
-                    if (told := self._warnings.text(what, text)) is not None:
-                        _LOG.warning("%s", told)
+        for what, call in (("commit", self.step), ("change of the number of regions", self.grow)):
+            try:
+                call()
+            except BaseException as error:  # noqa: BLE001 - an error here would silently end all commits
+                # Not Exception: a panic of pylance's Rust code is only a BaseException.
+                pause = min(self._limits.interval, PAUSE_MAX)
+                text = f"{self._table}: {what} failed, retrying in {pause:g} s: {classify(error)}"
+                if (told := self._warnings.text(what, text)) is not None:
+                    _LOG.warning("%s", told)
+        self._lane.after(pause if self._turn_since is None else TURN_EVERY)

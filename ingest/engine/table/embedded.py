@@ -41,7 +41,7 @@ from memwal.ingest.engine.table.growth import Growth
 from memwal.ingest.engine.table.open_here import close_at_exit
 from memwal.ingest.engine.table.pauses import PauseWatch
 from memwal.ingest.engine.table.regions import BeforeClaim, RegionSet, prove
-from memwal.ingest.engine.table.resize import BROKEN_OFF, Gate, Resizing
+from memwal.ingest.engine.table.resize import ADOPT_WITHIN, BROKEN_OFF, CLOSE_WITHIN, PASSES, Gate, Resizing
 from memwal.ingest.engine.table.stored import base_status, space_status
 from memwal.ingest.engine.table.upkeep import TableUpkeep
 from memwal.ingest.engine.table.writes import TableWrites
@@ -54,11 +54,6 @@ from memwal.ingest.threads import Periodic
 from memwal.wal.parallel_map import AT_ONCE, each
 
 _LOG = logging.getLogger("memwal.table")
-PASSES = 3
-"""Flushes and commits before a resize closes the gate."""
-CLOSE_WITHIN, ADOPT_WITHIN = 0.1, 5.0
-"""Seconds that calls under way get to end: before a resize by this process, on a local disk, and after one by another.
-"""
 
 
 class Table(LevelReads, LanceDBForms):
@@ -99,7 +94,7 @@ class Table(LevelReads, LanceDBForms):
         self.pauses = PauseWatch(context.store, context.clock, context.ids, context.wal_options, context.name)
         paused = lambda: "commits" in self.pauses.recent()  # noqa: E731
         place, turn = reader.opened.uri, context.committing
-        self._commits = CommitLoop(steps, settings.commit, context.clock, paused, place, turn)
+        self._commits = CommitLoop(steps, settings.commit, context.clock, paused, place, turn, context.lanes)
         self._growth = Growth(self.regions, steps, settings.regions) if settings.regions.count == AUTO else None
         self._commits.grow = self._grow
         self._collections = Periodic("collection", steps.collect, settings.gc.interval)

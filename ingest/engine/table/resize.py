@@ -27,6 +27,11 @@ LOOK_EVERY = 5.0
 """Seconds between two checks of storage while no region is fenced."""
 BROKEN_OFF = 5.0
 """Seconds for which regions are sealed until a process with `regions.count = "auto"` resizes to the present number."""
+PASSES = 3
+"""Flushes and commits before a resize closes the gate."""
+CLOSE_WITHIN, ADOPT_WITHIN = 0.1, 5.0
+"""Seconds that calls under way get to end: before a resize by this process, on a local disk, and after one by another.
+"""
 WAIT_MAX = 10.0
 """Seconds that a call waits at a closed gate."""
 _PASSED: ContextVar[Gate | None] = ContextVar("memwal_gate", default=None)
