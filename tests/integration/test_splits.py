@@ -18,7 +18,9 @@ from memwal import wal
 from memwal.flush import BaseTable, resize
 from memwal.flush.resizing.routing import routing_key
 from memwal.ingest.engine.table.embedded import Table
+from memwal.ingest.engine.table.growth import Growth
 from memwal.ingest.errors import Internal, MemWalError, Unavailable
+from memwal.ingest.settings.sections import RegionsSettings
 from memwal.wal import bucket_region
 from tests.conftest import Running, Start, serve_with, toml
 from tests.integration.test_fleet import until
@@ -302,14 +304,14 @@ def test_the_size_of_a_table_splits_it(tmp_path: Path) -> None:
 
 
 def test_a_quiet_table_a_pause_and_the_interval_keep_the_number(tmp_path: Path) -> None:
-    with opened(tmp_path / "t.lance", regions=FAST, commit={"interval": "500ms"}) as table:
-        growth = engine(table)._growth
-        assert growth is not None
-        engine(table)._commits.stop()
+    with opened(tmp_path / "t.lance", regions={"count": 1}, commit={"interval": "0s"}) as table:
+        found, limits = engine(table), RegionsSettings.model_validate(FAST | {"split_interval": "500ms"})
+        assert found.upkeep.leads()
+        growth = Growth(found.regions, found.upkeep, limits)
         assert growth.due() is None
         table.put([{"id": id, "v": 1} for id in range(100)])
         assert growth.due() is None  # within the interval after the start
-        growth._since -= 1
+        time.sleep(0.5)
         assert growth.due() == 2
         assert growth.due() is None  # once
 
