@@ -10,8 +10,8 @@ from typing import Any
 
 from memwal.ingest.errors import KINDS
 from memwal.ingest.service.ops.metrics import BUILD, COMMITTED, COUNTED, FLEET, HELD, LIMITED, PAUSED, REFUSED, TABLE
+from memwal.ingest.settings.configuration import Settings
 from memwal.ingest.settings.reference import render_settings
-from memwal.ingest.settings.sections import Settings
 
 PYTHON = Path("ingest", "engine", "api", "reference.md")
 """The reference of the Python API; the whole file is generated."""

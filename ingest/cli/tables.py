@@ -15,8 +15,8 @@ from memwal.ingest.cli.command import Call, CommandConsole, configuration, lines
 from memwal.ingest.cli.print import gathered_json, print_rows, write_json
 from memwal.ingest.cli.status import current, pending_rows
 from memwal.ingest.errors import MemWalError, classify
+from memwal.ingest.settings.configuration import Settings
 from memwal.ingest.settings.fleet import table_names
-from memwal.ingest.settings.sections import Settings
 from memwal.wal.panics import as_exception
 from memwal.wal.parallel_map import each
 

@@ -6,7 +6,8 @@ import ipaddress
 from collections.abc import Sequence
 
 from memwal.ingest.errors import Invalid
-from memwal.ingest.settings.sections import DaemonSettings, Settings
+from memwal.ingest.settings.configuration import Settings
+from memwal.ingest.settings.sections import DaemonSettings
 
 SCHEME, TLS = "grpc://", "grpc+tls://"
 

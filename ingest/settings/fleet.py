@@ -7,8 +7,9 @@ from pathlib import Path
 
 from memwal import wal
 from memwal.ingest.errors import Invalid
+from memwal.ingest.settings.configuration import Settings
 from memwal.ingest.settings.problems import Problem
-from memwal.ingest.settings.sections import SUFFIX, TABLES, Settings, is_remote, location
+from memwal.ingest.settings.sections import SUFFIX, TABLES, is_remote, location
 from memwal.ingest.settings.values import check_table_name
 
 _NEW = "new"

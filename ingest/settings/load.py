@@ -17,10 +17,11 @@ from pydantic import ValidationError
 
 from memwal.ingest.errors import Invalid
 from memwal.ingest.secret_refs import redacted
+from memwal.ingest.settings.configuration import Settings
 from memwal.ingest.settings.fleet import listed
 from memwal.ingest.settings.problems import Problem, of_section, section_type, unknown_section
 from memwal.ingest.settings.rules import conflicts, relations
-from memwal.ingest.settings.sections import TABLES, Settings
+from memwal.ingest.settings.sections import TABLES
 from memwal.ingest.settings.values import Section, check_table_name
 from memwal.ingest.suggest import suggestion
 

@@ -10,7 +10,8 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from memwal.ingest.settings.sections import TABLES, Settings, TableSettings
+from memwal.ingest.settings.configuration import Settings
+from memwal.ingest.settings.sections import TABLES, TableSettings
 from memwal.ingest.settings.values import Section
 from memwal.ingest.suggest import suggestion
 

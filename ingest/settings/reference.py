@@ -12,8 +12,9 @@ from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
 from memwal.ingest.secret_refs import redacted, shown
+from memwal.ingest.settings.configuration import Settings
 from memwal.ingest.settings.problems import section_type
-from memwal.ingest.settings.sections import TABLES, Settings
+from memwal.ingest.settings.sections import TABLES
 from memwal.ingest.settings.values import Section, format_duration, format_size, parse_duration, parse_size
 
 _WIDTH = 118

@@ -16,18 +16,11 @@ import pyarrow as pa
 from memwal.flush.base.create import is_version_type
 from memwal.flush.base.row_hash import is_hashed
 from memwal.flush.base.ttl import MAX_SECONDS, MIN_SECONDS, is_time
+from memwal.ingest.settings.configuration import Settings, index_spec
 from memwal.ingest.settings.endpoints import expanded
 from memwal.ingest.settings.fleet import each_table, of_fleet, of_route
 from memwal.ingest.settings.problems import Problem
-from memwal.ingest.settings.sections import (
-    KAFKA,
-    DaemonSettings,
-    Settings,
-    SourceSettings,
-    TableSettings,
-    index_spec,
-    location,
-)
+from memwal.ingest.settings.sections import KAFKA, DaemonSettings, SourceSettings, TableSettings, location
 from memwal.ingest.settings.values import Index, format_duration, format_size
 from memwal.ingest.suggest import suggestion
 from memwal.ingest.values.avro import check_schema

@@ -15,8 +15,8 @@ import pytest
 
 from memwal import Invalid
 from memwal.flush.base.setup import Restored
+from memwal.ingest.settings.configuration import Settings
 from memwal.ingest.settings.load import load
-from memwal.ingest.settings.sections import Settings
 from memwal.ingest.spark.pipeline.checkpoint import (
     MARKER,
     locked,

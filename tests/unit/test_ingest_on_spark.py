@@ -17,8 +17,8 @@ from memwal.ingest.errors import Invalid, Unavailable
 from memwal.ingest.service.daemon.workers import ports_of, worker_settings
 from memwal.ingest.service.rpc.credentials import Access
 from memwal.ingest.settings import endpoints as addresses
+from memwal.ingest.settings.configuration import with_absolute_paths
 from memwal.ingest.settings.load import load
-from memwal.ingest.settings.sections import with_absolute_paths
 from memwal.ingest.spark.fleet.channel import STRANGERS_MAX, DriverChannel, TaskChannel
 from memwal.ingest.spark.fleet.driver import check_configuration, of_job, slots_of
 from memwal.ingest.spark.fleet.task import daemons_of, host_of, offset_of

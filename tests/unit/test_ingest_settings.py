@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from memwal.ingest.errors import Invalid
 from memwal.ingest.secret_refs import resolve_spark
+from memwal.ingest.settings.configuration import with_absolute_paths
 from memwal.ingest.settings.fleet import table_names
 from memwal.ingest.settings.load import Settings, load, load_tables, pipelines_of
 from memwal.ingest.settings.reference import render_settings, to_dict, toml_value
-from memwal.ingest.settings.sections import with_absolute_paths
 from memwal.ingest.settings.values import (
     check_table_name,
     format_duration,

@@ -17,9 +17,10 @@ from memwal.ingest.engine.api.reads import Level, check_level
 from memwal.ingest.errors import Invalid
 from memwal.ingest.secret_refs import resolve
 from memwal.ingest.service.rpc.credentials import Access
+from memwal.ingest.settings.configuration import with_absolute_paths
 from memwal.ingest.settings.endpoints import configured_endpoint
 from memwal.ingest.settings.load import load
-from memwal.ingest.settings.sections import SinkSettings, with_absolute_paths
+from memwal.ingest.settings.sections import SinkSettings
 from memwal.ingest.suggest import suggestion
 
 STORAGE = "storage_options."

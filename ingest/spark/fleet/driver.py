@@ -35,8 +35,8 @@ from memwal.ingest.service.daemon.child import Restarts
 from memwal.ingest.service.daemon.workers import PAUSE_FIRST, PAUSE_MOST
 from memwal.ingest.service.open import asking
 from memwal.ingest.service.ops.logs import configure_logs
+from memwal.ingest.settings.configuration import with_absolute_paths
 from memwal.ingest.settings.load import Settings
-from memwal.ingest.settings.sections import with_absolute_paths
 from memwal.ingest.spark.errors import of_spark
 from memwal.ingest.spark.fleet.channel import DriverChannel
 from memwal.ingest.spark.fleet.task import DaemonTask, Told

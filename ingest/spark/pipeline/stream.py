@@ -21,8 +21,9 @@ from memwal.flush import BaseTable
 from memwal.ingest.engine.table.pauses import text_of
 from memwal.ingest.errors import MemWalError, Unavailable
 from memwal.ingest.service.client.tables import RemoteFleet
+from memwal.ingest.settings.configuration import with_absolute_paths
 from memwal.ingest.settings.load import Settings
-from memwal.ingest.settings.sections import KAFKA, local_path, with_absolute_paths
+from memwal.ingest.settings.sections import KAFKA, local_path
 from memwal.ingest.spark.checkpoint_files import checkpoint_files, log_deleted_files
 from memwal.ingest.spark.drift.detect import ColumnsAdded, Drift
 from memwal.ingest.spark.errors import of_spark

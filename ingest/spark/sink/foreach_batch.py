@@ -31,10 +31,10 @@ from memwal.ingest.service.client.retry import Attempts
 from memwal.ingest.service.client.target import OF_TEMPLATE
 from memwal.ingest.service.daemon.child import RestartingDaemon
 from memwal.ingest.service.rpc.credentials import Access
+from memwal.ingest.settings.configuration import with_absolute_paths
 from memwal.ingest.settings.endpoints import configured_endpoint
 from memwal.ingest.settings.fleet import of_route
 from memwal.ingest.settings.load import Settings, load, load_tables
-from memwal.ingest.settings.sections import with_absolute_paths
 from memwal.ingest.spark.dlq.bad_rows import BadRate, BadRow, Place, Rules, given_before, refused_in
 from memwal.ingest.spark.dlq.table import DeadLetters
 from memwal.ingest.spark.errors import of_spark
