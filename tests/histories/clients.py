@@ -27,6 +27,7 @@ import pyarrow.flight as flight
 
 import memwal
 from memwal.flush import BaseTable
+from memwal.ingest.errors import Internal
 from tests.histories.record import Operation, Recorder
 from tests.raw_calls import rows_from
 
@@ -179,7 +180,9 @@ class Client:
             else:
                 named = self.orders.named(key for some in keys.values() for key in some)
                 found = self.rows(table.get(named, columns, level=level))
-        except (memwal.Unavailable, memwal.UnknownOutcome, memwal.FencedError) as error:
+        except (memwal.Unavailable, memwal.UnknownOutcome, memwal.FencedError, Internal) as error:
+            if isinstance(error, Internal) and "ended" not in error.details:
+                raise  # else two daemons were killed while they answered
             for each in reads.values():
                 each.failed(error)
             return

@@ -147,7 +147,7 @@ def test_rows_with_a_bad_name_are_dead_letters(streamed: Streamed, by: str) -> N
     assert [stage for stage, _ in streamed.letters()] == ["route"] * 2 * len(BAD_NAMES)
     assert all(sum(why in reason for _, reason in streamed.letters()) >= 2 for why in BAD_NAMES.values())
     streamed.land((1, None, 1))
-    with pytest.raises(Invalid, match="null"):
+    with raises(Invalid):
         streamed.run(by)
     assert streamed.tables() == {"good": [(len(BAD_NAMES), len(BAD_NAMES))]}
 
@@ -165,7 +165,7 @@ def test_a_table_with_other_columns_refuses_its_rows_and_the_others_take_theirs(
     streamed.run("tenant", dlq={"mode": "table", "max_bad_percent": 100})
     assert (streamed.letters(), streamed.tables()["good"]) == (letters, [(2, 2)])
     streamed.land((1, "other", 1))
-    with pytest.raises(Invalid, match=r"columns\.tenant: the table at"):
+    with raises(Invalid):
         streamed.run("tenant")
 
 

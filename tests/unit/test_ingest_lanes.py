@@ -191,7 +191,7 @@ def test_a_forked_process_has_threads_of_its_own() -> None:
         "    begun = threading.Event(); SCHEDULER.lane(Kind.SERVE, 't', begun.set).ready(); return begun.wait(10)\n"
         "assert runs()\n"
         "if os.fork() == 0:\n"
-        "    os._exit(0 if runs() else 1)\n"
+        "    raise SystemExit(not runs())\n"
         "raise SystemExit(os.waitstatus_to_exitcode(os.wait()[1]))\n"
     )
     assert subprocess.run([sys.executable, "-W", "ignore", "-c", code], timeout=60, check=False).returncode == 0

@@ -50,9 +50,11 @@ class Standby:
     def look(self, region: TableRegion, most: int = MOST, patience: float = -1) -> int:
         """Read at most `most` new entries of `region` now; return the newest position read of its log.
 
-        Requires: its table is open. `patience`: see `ReadAhead.look`.
+        Reads nothing if its table is not open. `patience`: see `ReadAhead.look`.
         """
-        context = self._tables[region.table].regions.context
+        if (table := self._tables.get(region.table)) is None:
+            return 0
+        context = table.regions.context
         known = self.read.get(region)
         if known is None or known.codec is not context.codec:
             known = wal.ReadAhead(
