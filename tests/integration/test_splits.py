@@ -20,10 +20,12 @@ from memwal.flush.resizing.routing import routing_key
 from memwal.ingest.engine.table.embedded import Table
 from memwal.ingest.engine.table.growth import Growth
 from memwal.ingest.errors import Internal, MemWalError, Unavailable
+from memwal.ingest.settings.load import load
 from memwal.ingest.settings.sections import RegionsSettings
 from memwal.wal import bucket_region
 from tests.conftest import Running, Start, serve_with, toml
 from tests.integration.test_fleet import until
+from tests.opened import open_table
 from tests.s3_server import free_ports
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.int64())])
@@ -88,13 +90,8 @@ class Ledger:
             self.acked |= dict.fromkeys(keys, version)
 
 
-def opened(uri: Path | str, **settings: Any) -> Any:
-    return memwal.open(str(uri), schema=SCHEMA, key="id", settings=settings)
-
-
-def engine(table: Any) -> Table:
-    found: Table = table._engine
-    return found
+def opened(uri: Path | str, **settings: Any) -> Table:
+    return open_table(load({"table": {"uri": str(uri), "key": ["id"]}} | settings, {}), {}, SCHEMA)
 
 
 def regions(table: Any) -> int:
@@ -137,8 +134,8 @@ def test_every_call_goes_on_over_a_split(tmp_path: Path) -> None:
             assert table.count("id < 500", level=level) >= least
 
         def halves() -> None:
-            with engine(table).gate.passing():
-                shares = [engine(table).only([region]) for region in engine(table).base.regions]
+            with table.gate.passing():
+                shares = [table.only([region]) for region in table.base.regions]
             with suppress(Unavailable):  # resized between the two calls
                 assert sum(share.count("id < 500") for share in shares) == 500
 
@@ -159,7 +156,7 @@ def test_every_call_goes_on_over_a_split(tmp_path: Path) -> None:
         for thread in threads:
             thread.start()
         for number in (2, 4, 3, 8):
-            patiently(lambda number=number: engine(table).resize(number))
+            patiently(lambda number=number: table.resize(number))
             assert not table.put(pa.table({"id": [1], "v": [5]}, schema=SCHEMA), token="a:1").applied
         ended.set()
         for thread in threads:
@@ -183,19 +180,19 @@ def test_on_s3(s3_table: Any) -> None:
         ledger = Ledger(table.put)
         with ledger.running():
             until(lambda: len(ledger.acked) > 500)
-            patiently(lambda: engine(table).resize(2))
-            patiently(lambda: engine(table).resize(4))
+            patiently(lambda: table.resize(2))
+            patiently(lambda: table.resize(4))
         assert (regions(table), table.status()["routing"]) == (4, 3)
         ledger.check(table)
 
 
 def test_a_call_that_does_not_end_keeps_the_routing(tmp_path: Path) -> None:
     with opened(tmp_path / "t.lance", regions={"count": 1}, **QUIET) as table:
-        gate = engine(table).gate
+        gate = table.gate
         with gate.passing(), pytest.raises(Unavailable):
-            threaded(lambda: engine(table).resize(2))
+            threaded(lambda: table.resize(2))
         table.put([{"id": 1, "v": 1}])
-        assert engine(table).resize(2).before == 1
+        assert table.resize(2).before == 1
         with gate.passing(2), pytest.raises(Unavailable) as refused, gate.passing(1):
             pass
         assert refused.value.details == {"reason": "resized", "routing": 2}
@@ -210,7 +207,7 @@ def test_an_owner_that_missed_a_resize_gives_no_half_of_the_rows(tmp_path: Path,
         table.put(pa.table({"id": list(range(100)), "v": [0] * 100}, schema=SCHEMA))
         table.flush()
         table.commit()
-        share = engine(table).only([bucket_region(0)])
+        share = table.only([bucket_region(0)])
         assert 0 < share.count(level=level) < 100
         resize(uri, {}, wal.open_store(uri), 4, clock=wal.SystemClock(), ids=wal.SystemIds())
         reads = [share, *([table] if level == "flushed" else [])]
@@ -219,7 +216,7 @@ def test_an_owner_that_missed_a_resize_gives_no_half_of_the_rows(tmp_path: Path,
                 each.count(level=level)
             assert refused.value.details["reason"] == "resized"
         assert table.count(level="committed") == 100
-        assert engine(table).adopt_routing() is not None
+        assert table.adopt_routing() is not None
         assert (regions(table), table.count(level=level)) == (4, 100)
 
 
@@ -305,9 +302,9 @@ def test_the_size_of_a_table_splits_it(tmp_path: Path) -> None:
 
 def test_a_quiet_table_a_pause_and_the_interval_keep_the_number(tmp_path: Path) -> None:
     with opened(tmp_path / "t.lance", regions={"count": 1}, commit={"interval": "0s"}) as table:
-        found, limits = engine(table), RegionsSettings.model_validate(FAST | {"split_interval": "500ms"})
-        assert found.upkeep.leads()
-        growth = Growth(found.regions, found.upkeep, limits)
+        limits = RegionsSettings.model_validate(FAST | {"split_interval": "500ms"})
+        assert table.upkeep.leads()
+        growth = Growth(table.regions, table.upkeep, limits)
         assert growth.due() is None
         table.put([{"id": id, "v": 1} for id in range(100)])
         assert growth.due() is None  # within the interval after the start
