@@ -10,6 +10,6 @@ from bench.fleet import main
 def test_a_small_fleet_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--tables", "8", "--active", "4", "--seconds", "1"]) == 0
     told = capsys.readouterr().out
-    for figure in ("start", "rest", "known", "first put to an idle table", "active", "kill"):
+    for figure in ("start", "rest", "known", "first put to an idle table", "active", "kill", "isolation"):
         assert f"\n{figure}" in told, told
-    assert told.endswith("5 tables have every acknowledged row once\n")
+    assert "\n5 tables have every acknowledged row once\n" in told
