@@ -393,7 +393,7 @@ def test_the_rules_for_unknown_operations_change_no_verdict(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("kind", "seeds"), [("log", extent(3, 12)), ("leases", extent(5, 50)), ("cluster", extent(5, 50))]
+    ("kind", "seeds"), [("log", extent(3, 12)), ("leases", extent(5, 50)), ("cluster", extent(6, 50))]
 )
 def test_what_clients_see_in_the_simulation_is_linearizable(kind: str, seeds: int, tmp_path: Path) -> None:
     """Of one seed in ten, Porcupine may not decide in time: its search grows exponentially with unknown outcomes."""
