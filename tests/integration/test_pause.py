@@ -138,7 +138,7 @@ def test_who_asks_for_a_commit_while_one_runs_gets_its_answer(guarded: tuple[Any
         answers.append(site.ask("POST", "/commit", **as_role("admin")))
 
     asking = [threading.Thread(target=ask) for _ in range(2)]
-    with table._commits._one_at_a_time:  # the table itself is committing
+    with table._commits.alone:  # the table itself is committing
         for number, thread in enumerate(asking, 1):
             thread.start()
             wait_until(lambda number=number: server.requests_count == number)
