@@ -100,6 +100,10 @@ class Lane:
             with self.scheduler.lock:
                 self.scheduler.admit(self)
 
+    def seen(self) -> None:
+        """Withdraw the calls of `ready` so far: the task, which calls this, has seen what came before them."""
+        self.wanted = False
+
     def after(self, seconds: float) -> None:
         """Let the task run within `seconds` (plus 1 ms), or earlier if an earlier call asked for it."""
         due = self.scheduler.clock.monotonic() + seconds

@@ -164,11 +164,12 @@ class WriteQueue:
 
     Thread safety. `submit`, `break_off`, `close` and `oldest` from any thread, the rest from the region's thread only.
     Invariants. (1) A write is taken once or failed once. (2) After `break_off(error)` every later submit raises it.
-    (3) After a submit or a close, `wake` is called, so that the taker comes.
+    (3) After a submit or a close, `wake` is called, so that the taker comes. `seen` withdraws the calls for items that
+    are taken: the taker would come at once, and find the first of the next items alone.
     """
 
-    def __init__(self, clock: Clock, wake: Callable[[], None]) -> None:
-        self._clock, self._wake = clock, wake
+    def __init__(self, clock: Clock, wake: Callable[[], None], seen: Callable[[], None] = lambda: None) -> None:
+        self._clock, self._wake, self._seen = clock, wake, seen
         self._lock = threading.Lock()
         self._writes: deque[Item] = deque()
         self._broken: BaseException | None = None
@@ -192,6 +193,8 @@ class WriteQueue:
             taken = list(self._writes)
             self._writes.clear()
             self._taken_last, self._served = len(taken), taken
+            if not self._closed:
+                self._seen()
             return None if self._closed and not taken else taken
 
     def served(self) -> None:
@@ -232,9 +235,16 @@ class WriteQueue:
 class PacedQueue(WriteQueue):
     """Release durable writes once per `interval` seconds. Thread safety and invariants. As `WriteQueue`."""
 
-    def __init__(self, clock: Clock, wake: Callable[[], None], interval: float, size_max: int) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        wake: Callable[[], None],
+        interval: float,
+        size_max: int,
+        seen: Callable[[], None] = lambda: None,
+    ) -> None:
         """`size_max`: bytes of queued rows that end the interval early."""
-        super().__init__(clock, wake)
+        super().__init__(clock, wake, seen)
         self._interval, self._size_max = interval, size_max
         self._not_before = clock.monotonic()
         self._bytes = 0
@@ -270,9 +280,9 @@ def _waits(item: Item) -> bool:
     return isinstance(item, Write) and item.durable and item.where is None
 
 
-def queue_of(context: RegionContext, wake: Callable[[], None]) -> WriteQueue:
-    """Return the queue of a region. `wake`: lets the taker come."""
+def queue_of(context: RegionContext, wake: Callable[[], None], seen: Callable[[], None]) -> WriteQueue:
+    """Return the queue of a region. `wake`, `seen`: see `WriteQueue`."""
     limits = context.limits
     if not limits.entry_interval:
-        return WriteQueue(context.clock, wake)
-    return PacedQueue(context.clock, wake, limits.entry_interval, limits.entry_size_max)
+        return WriteQueue(context.clock, wake, seen)
+    return PacedQueue(context.clock, wake, limits.entry_interval, limits.entry_size_max, seen)

@@ -102,7 +102,7 @@ class RegionWriter:
         self._claimed(context.clock.monotonic() - began)
         self._levels = self._core.levels
         self._levels.wake_flusher = self._flush_now
-        self._queue = queue_of(context, self._server.ready)
+        self._queue = queue_of(context, self._server.ready, self._server.seen)
         self._looking, self._proving = threading.Lock(), threading.Lock()
         self._freezing: Request[int] | None = None
         self._server.ready()

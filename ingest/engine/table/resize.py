@@ -45,30 +45,31 @@ class Gate:
 
     def __init__(self, uri: str, version: int) -> None:
         self.version, self._uri = version, uri
-        self._changed = threading.Condition()
+        self._changed = threading.Condition(threading.Lock())
         self._inside, self._closed = 0, False
 
-    @contextmanager
-    def passing(self, routing: int | None = None) -> Iterator[None]:
+    def passing(self, routing: int | None = None) -> _Passing:
         """Return the context of a call that was sent by version `routing`; None: by no particular one.
 
-        Raises: Unavailable (reason "resized") if the table has another routing, or if it changes for `WAIT_MAX`.
+        Entering it raises: Unavailable (reason "resized") if the table has another routing, or if it changes for
+        `WAIT_MAX`.
         """
-        before = _PASSED.get()
+        return _Passing(self, routing)
+
+    def enter(self, routing: int | None, *, again: bool) -> None:
+        """Count a call. `again`: it has passed before, and does not wait. Raises: as `passing`."""
         with self._changed:
-            if before is not self and not self._changed.wait_for(lambda: not self._closed, WAIT_MAX):
+            if self._closed and not again and not self._changed.wait_for(lambda: not self._closed, WAIT_MAX):
                 raise being_resized(self._uri)
             expect_routing(self._uri, routing, self.version)
             self._inside += 1
-        _PASSED.set(self)
-        try:
-            yield
-        finally:
-            _PASSED.set(before)
-            with self._changed:
-                self._inside -= 1
-                if self._closed:
-                    self._changed.notify_all()
+
+    def leave(self) -> None:
+        """Count a call no more."""
+        with self._changed:
+            self._inside -= 1
+            if self._closed:
+                self._changed.notify_all()
 
     @contextmanager
     def closed(self, within: float) -> Iterator[None]:
@@ -89,6 +90,23 @@ class Gate:
             with self._changed:
                 self._closed = False
                 self._changed.notify_all()
+
+
+class _Passing:
+    """See `Gate.passing`. A class, because a generator takes twice as long, and every put passes a gate."""
+
+    __slots__ = ("_before", "_gate", "_routing")
+
+    def __init__(self, gate: Gate, routing: int | None) -> None:
+        self._gate, self._routing, self._before = gate, routing, _PASSED.get()
+
+    def __enter__(self) -> None:
+        self._gate.enter(self._routing, again=self._before is self._gate)
+        _PASSED.set(self._gate)
+
+    def __exit__(self, *_: object) -> None:
+        _PASSED.set(self._before)
+        self._gate.leave()
 
 
 class Resizing:
