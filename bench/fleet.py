@@ -63,7 +63,7 @@ SPLITS = {"count": "auto", "count_max": 4, "split_rate": 1, "split_interval": "3
 """Every load splits a table twice."""
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("value", pa.string())])
 PUT_RATE = "1MB"
-"""Limit of each table, of which `LARGE` rows are a sixth."""
+"""Limit of each table per second; a put of `LARGE` rows takes a sixth of it."""
 _CLIENTS = 32
 """Clients that are connected in parallel."""
 

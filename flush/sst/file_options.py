@@ -102,7 +102,12 @@ class FileOptions:
     def _write_error(self, columns: pa.Schema, version: str | None) -> str | None:
         """Return the error of writing a row of nulls, in a line; None if Lance writes it."""
         schema = self.schema(pa.schema([field.with_nullable(True).remove_metadata() for field in columns]))
-        return _write_error(schema.serialize().to_pybytes(), version, self.page_size * len(schema))
+        try:
+            with panics_as_errors:
+                _write_nulls(schema.serialize().to_pybytes(), version, self.page_size * len(schema))
+        except (OSError, ValueError, RuntimeError, pa.ArrowException) as error:
+            return first_line(error)
+        return None
 
     def _pattern(self, column: str) -> str | None:
         """Return the first pattern of `compression` that matches a column; None without one."""
@@ -110,16 +115,14 @@ class FileOptions:
 
 
 @lru_cache
-def _write_error(schema: bytes, version: Any, cache_bytes: int) -> str | None:
-    """See `FileOptions.expect_fit`; `schema`: serialized, with compression. Tables of a fleet often have the same."""
+def _write_nulls(schema: bytes, version: Any, cache_bytes: int) -> None:
+    """Write a row of nulls of `schema` (serialized) to memory, once: the tables of a fleet often have equal columns.
+
+    A failed write is not remembered.
+    """
     row_schema = pa.ipc.read_schema(pa.py_buffer(schema))
     row = pa.Table.from_arrays([pa.nulls(1, field.type) for field in row_schema], schema=row_schema)
-    try:
-        with panics_as_errors:
-            lance.write_dataset(row, "memory://", data_storage_version=version, data_cache_bytes=cache_bytes)
-    except (OSError, ValueError, RuntimeError, pa.ArrowException) as error:
-        return first_line(error)
-    return None
+    lance.write_dataset(row, "memory://", data_storage_version=version, data_cache_bytes=cache_bytes)
 
 
 T = TypeVar("T", bound=Mapping[str, str])

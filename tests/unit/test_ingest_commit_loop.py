@@ -345,6 +345,12 @@ def test_tables_of_a_process_commit_in_turn_and_a_table_that_hangs_holds_up_no_o
         assert loops[1].step() == "nothing"
         second.clock.advance(14.0)
         assert loops[1].step() == "nothing", "it waits for its turn"
+        rows, second.memtable = second.memtable, []
+        assert loops[1].step() == "nothing"
+        second.memtable = rows
+        assert loops[1].step() == "nothing", "it began to wait anew, as nothing was due in between"
+        second.clock.advance(14.0)
+        assert loops[1].step() == "nothing"
         second.clock.advance(1.0)
         assert loops[1].step() == "flush"
         assert second.done == ["flush", "commit", "maintain"]

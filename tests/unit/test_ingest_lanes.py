@@ -270,7 +270,7 @@ class Turns:
 
     def shares(self, *tables: tuple[str, float, float]) -> Counter[str]:
         """Let 8 lanes of each table be ready at all times, given as name, seconds and weight; return how often the
-        tables run in 200 turns, of which the first ones have no measured time yet."""
+        tables run in 200 turns. The first turns have no measured time yet."""
         _, gate = held(self.of, table="first")
         self.order.clear()
         for table in tables:

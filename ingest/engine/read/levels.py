@@ -34,7 +34,7 @@ class RegionView:
     `shapes`: the shapes of the memtables; empty if their columns cannot change.
     `active`: the generation that accepts writes. `tail`: the first and last WAL position replayed. Both are for
     explanations.
-    `routing`: the version of the routing by which the region was claimed, or whose regions the capture read. A base
+    `routing`: the version of the routing at the claim of the region, or of the regions that the capture read. A base
     version of another routing may have rows in other regions.
     Thread safety. Immutable.
     """

@@ -202,7 +202,7 @@ class WriteQueue:
         self._served = []
 
     def due(self) -> float | None:
-        """Return the seconds until queued items may be taken that `take` has left; None if there are none."""
+        """Return the seconds until the items that `take` has left may be taken; None without such items."""
         return None
 
     def oldest(self) -> float | None:

@@ -91,6 +91,7 @@ class CommitLoop:
 
     def step(self) -> Decision:
         """Check, decide, then flush and commit as decided. Raises: flush and wal errors."""
+        since, self._turn_since = self._turn_since, None
         waiting = self._steps.waiting()
         if not self._steps.leads():
             return self._follow(waiting)
@@ -101,7 +102,7 @@ class CommitLoop:
             return decision
         if self._paused() or self._gives_way():
             return "nothing"
-        if (turn := self._take_turn()) is None:
+        if (turn := self._take_turn(since)) is None:
             return "nothing"
         with turn:
             began = self._clock.monotonic()
@@ -135,16 +136,18 @@ class CommitLoop:
         self._lane.end()
         self._lane.wait()
 
-    def _take_turn(self) -> ExitStack | None:
-        """Return the context of this table's turn; None if it has none, and has not waited for half of the interval."""
+    def _take_turn(self, since: float | None) -> ExitStack | None:
+        """Return the context of this table's turn; None if it has none, and has not waited for half of the interval.
+
+        `since`: monotonic time (s) at which it began to wait for its turn; None if it did not.
+        """
         turn, held, now = self._turn, ExitStack(), self._clock.monotonic()
+        since = now if since is None else since
         if turn is not None and turn.acquire(blocking=False):
             held.callback(turn.release)
-        elif turn is not None:
-            self._turn_since = now if self._turn_since is None else self._turn_since
-            if now - self._turn_since < self._limits.interval / 2:
-                return None
-        self._turn_since = None
+        elif turn is not None and now - since < self._limits.interval / 2:
+            self._turn_since = since
+            return None
         return held
 
     def _gives_way(self) -> bool:

@@ -26,7 +26,7 @@ _LOG = logging.getLogger("memwal.table")
 LOOK_EVERY = 5.0
 """Seconds between two checks of storage while no region is fenced."""
 BROKEN_OFF = 5.0
-"""Seconds for which regions are sealed until a process with `regions.count = "auto"` resizes to the present number."""
+"""Seconds after which a process with `regions.count = "auto"` resizes sealed regions to the present number."""
 PASSES = 3
 """Flushes and commits before a resize closes the gate."""
 CLOSE_WITHIN, ADOPT_WITHIN = 0.1, 5.0

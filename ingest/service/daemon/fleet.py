@@ -151,7 +151,7 @@ class Fleet:
         for name, table in self.open().items():
             try:
                 self._look_at(name, table)
-            except Exception as error:  # noqa: BLE001 - the other tables, and the daemon, go on
+            except Exception as error:  # noqa: BLE001 - an error of one table must not stop the others
                 text = f"{name}: cannot look after the table, will try again: {classify(error)}"
                 if (line := self._warnings.text(name, text)) is not None:
                     _LOG.warning("%s", line)

@@ -97,7 +97,7 @@ def _refuse_newer(settings: Settings, restored: Restored, queries: Mapping[str, 
     if kept in numbers(LocalFiles(checkpoint), "offsets"):
         fresh = f"remove numbers above {kept} from its offsets, above {kept - 1} from its commits; or {fresh}"
     raise Invalid(
-        f"sink.checkpoint: {settings.checkpoint} is newer than the backup of which {settings.place} was restored: "
+        f"sink.checkpoint: {settings.checkpoint} is newer than the backup that {settings.place} was restored from: "
         f"it notes micro-batch {done} as done, the backup has {f'up to {kept}' if kept >= 0 else 'none of them'}, so "
         f"rows may be left out; {fresh}"
     )
