@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from memwal.ingest.engine.api.filter_writes import Where
-from memwal.ingest.engine.region.write_queue import Item, PacedQueue, Pending, Request, Write, WriteQueue
+from memwal.ingest.engine.region.write_queue import PROBE, Item, PacedQueue, Pending, Request, Write, WriteQueue
 from memwal.wal import SystemClock
 from tests.messages import raises
 from tests.support.clock import FakeClock
@@ -102,6 +102,34 @@ def test_a_taker_lets_as_many_gather_as_it_answered_the_last_time() -> None:
     assert len(queue.take() or []) == 3
     queue.submit(_write(1))
     assert len(queue.take() or []) == 2
+
+
+def test_two_halves_of_the_callers_are_taken_together_before_long() -> None:
+    """Callers that were answered submit again while the taker yields, or else while it serves the other half."""
+    answered: list[Write] = []
+
+    def submit_again() -> None:
+        for write in answered:
+            queue.submit(write)
+        answered.clear()
+
+    class Aside(FakeClock):
+        def sleep(self, seconds: float) -> None:
+            assert seconds == 0
+            submit_again()
+
+    queue = WriteQueue(Aside(), Counter)
+    sizes = []
+    answered[:] = [_write(1)] * 4
+    submit_again()
+    answered[:] = [_write(2)] * 4
+    for _ in range(PROBE):
+        taken = queue.take()
+        assert taken is not None
+        sizes.append(len(taken))
+        submit_again()
+        answered[:] = [_write(3)] * len(taken)
+    assert sizes == [4] * (PROBE - 1) + [8]
 
 
 def test_an_answer_is_there_for_everybody_who_waits() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from operator import index
 from typing import Any, NamedTuple
 
@@ -139,6 +140,9 @@ class RegionCounts:
     skipped: int
 
 
+_counts = lru_cache(maxsize=256)(RegionCounts)  # every put needs one, and most are equal
+
+
 @dataclass(frozen=True, slots=True)
 class Receipt:
     """The result of a put or delete.
@@ -183,7 +187,7 @@ class Ack:
     @property
     def counts(self) -> RegionCounts:
         """The numbers of rows applied, repeated and skipped."""
-        return RegionCounts(self.rows - self.repeated - self.skipped, self.repeated, self.skipped)
+        return _counts(self.rows - self.repeated - self.skipped, self.repeated, self.skipped)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from memwal.flush.resizing.applied_maps import exceptions_by_producer, left_over, settle
 from memwal.ingest.engine.api.rows import size_bound
@@ -31,6 +32,8 @@ from memwal.ingest.engine.region.write_queue import Write
 from memwal.ingest.errors import Invalid
 from memwal.memtable import Checked
 from memwal.wal.applied import NAMES_MAX, AppliedMap
+
+_ack = lru_cache(maxsize=256)(Ack)  # the writes of a group mostly get equal ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,7 @@ class WriteGroup:
             newest = None if applied or write.token is None else self.applied.get(write.token.producer)
             given = write.rows.num_rows + write.repeated
             repeated = write.repeated if applied else given
-            write.done.set_result(Ack(given, applied, position, skipped.get(id(write), 0), newest, repeated))
+            write.done.set_result(_ack(given, applied, position, skipped.get(id(write), 0), newest, repeated))
 
     def fail(self, error: Exception) -> None:
         """Fail every write with the error that kept the group out of the log."""

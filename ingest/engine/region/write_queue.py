@@ -6,7 +6,9 @@ and appends them as one entry. No caller waits for a timer.
 
 Callers that were answered together submit their next writes in close succession, because each needs the interpreter
 lock for a moment. A thread that took only the first of them would append two entries instead of one. It therefore
-yields as long as more writes arrive and fewer are queued than the last time.
+yields as long as more writes arrive and fewer are queued than the last time. Callers can also fall into two halves, of
+which one is served while the other prepares its writes: two entries where one would do, without end. Every `PROBE`th
+time the thread therefore yields for up to twice as many writes, which joins the halves.
 
 Where storage charges for each request, `PacedQueue` limits how often a region writes entries. With
 `wal.entry_interval`, durable writes wait in the queue until the interval since the last ones were taken has
@@ -36,6 +38,9 @@ from memwal.ingest.engine.region.context import RegionContext
 from memwal.wal import Clock
 
 T = TypeVar("T")
+
+PROBE = 16
+"""Takes after which one waits for more writes than the last."""
 
 
 class Pending(Generic[T]):
@@ -174,7 +179,7 @@ class WriteQueue:
         self._writes: deque[Item] = deque()
         self._broken: BaseException | None = None
         self._closed = False
-        self._taken_last = 0
+        self._takes = self._taken_last = 0
         self._served: list[Item] = []
 
     def submit(self, item: Item) -> None:
@@ -185,8 +190,9 @@ class WriteQueue:
 
     def take(self) -> list[Item] | None:
         """Return all queued items that are due; None once closed and empty."""
-        seen = 0
-        while seen < len(self._writes) < self._taken_last:  # more items arrive: yield to their threads
+        self._takes += 1
+        seen, expected = 0, self._taken_last * (2 if self._takes % PROBE == 0 else 1)
+        while seen < len(self._writes) < expected:  # more items arrive: yield to their threads
             seen = len(self._writes)
             self._clock.sleep(0.0)
         with self._lock:

@@ -161,7 +161,10 @@ class RegionSet:
 
         Raises: as `writer`; as `wal.claim`.
         """
-        if region not in self._held and region in self.coming:
+        held = self._held.get(region)
+        if held is not None and held.failure is None:
+            return held
+        if held is None and region in self.coming:
             with self._changed:
                 self._changed.wait_for(lambda: region in self._held or region not in self.coming, COMING_WITHIN)
         if self.claim is not None and self.claimable(region):

@@ -46,7 +46,8 @@ class Gate:
     def __init__(self, uri: str, version: int) -> None:
         self.version, self._uri = version, uri
         self._changed = threading.Condition(threading.Lock())
-        self._inside, self._closed = 0, False
+        self.inside: set[_Passing] = set()
+        self.shut = False
 
     def passing(self, routing: int | None = None) -> _Passing:
         """Return the context of a call that was sent by version `routing`; None: by no particular one.
@@ -56,20 +57,23 @@ class Gate:
         """
         return _Passing(self, routing)
 
-    def enter(self, routing: int | None, *, again: bool) -> None:
-        """Count a call. `again`: it has passed before, and does not wait. Raises: as `passing`."""
+    def wait(self, call: _Passing) -> None:
+        """Wait outside until the gate opens. Raises: as `passing`."""
         with self._changed:
-            if self._closed and not again and not self._changed.wait_for(lambda: not self._closed, WAIT_MAX):
+            self.inside.discard(call)
+            self._changed.notify_all()
+            if not self._changed.wait_for(lambda: not self.shut, WAIT_MAX):
                 raise being_resized(self._uri)
-            expect_routing(self._uri, routing, self.version)
-            self._inside += 1
+            self.inside.add(call)
 
-    def leave(self) -> None:
-        """Count a call no more."""
+    def expect(self, routing: int) -> None:
+        """Raises: as `passing`, if the table has another routing."""
+        expect_routing(self._uri, routing, self.version)
+
+    def left(self) -> None:
+        """Wake the thread that closes the gate."""
         with self._changed:
-            self._inside -= 1
-            if self._closed:
-                self._changed.notify_all()
+            self._changed.notify_all()
 
     @contextmanager
     def closed(self, within: float) -> Iterator[None]:
@@ -78,22 +82,27 @@ class Gate:
         Raises: Unavailable, and opens it again, if the calls inside do not end `within` seconds.
         """
         with self._changed:
-            if self._closed:
+            if self.shut:
                 raise being_resized(self._uri)
-            self._closed = True
-            ended = self._changed.wait_for(lambda: not self._inside, within)
+            self.shut = True
+            ended = self._changed.wait_for(lambda: not self.inside, within)
         try:
             if not ended:
                 raise being_resized(self._uri)
             yield
         finally:
             with self._changed:
-                self._closed = False
+                self.shut = False
                 self._changed.notify_all()
 
 
 class _Passing:
-    """See `Gate.passing`. A class, because a generator takes twice as long, and every put passes a gate."""
+    """See `Gate.passing`.
+
+    Every put passes a gate: a generator, or a lock around a counter, would take several times as long. A call first
+    adds itself and then reads `shut`; the thread that closes the gate first sets `shut` and then looks who is inside,
+    so at least one of them sees the other. Calls inside one that has passed do not wait.
+    """
 
     __slots__ = ("_before", "_gate", "_routing")
 
@@ -101,12 +110,25 @@ class _Passing:
         self._gate, self._routing, self._before = gate, routing, _PASSED.get()
 
     def __enter__(self) -> None:
-        self._gate.enter(self._routing, again=self._before is self._gate)
-        _PASSED.set(self._gate)
+        gate = self._gate
+        gate.inside.add(self)
+        try:
+            if gate.shut and self._before is not gate:
+                gate.wait(self)
+            if self._routing is not None:
+                gate.expect(self._routing)
+        except BaseException:
+            gate.inside.discard(self)
+            gate.left()
+            raise
+        _PASSED.set(gate)
 
     def __exit__(self, *_: object) -> None:
+        gate = self._gate
         _PASSED.set(self._before)
-        self._gate.leave()
+        gate.inside.discard(self)
+        if gate.shut:
+            gate.left()
 
 
 class Resizing:

@@ -183,7 +183,7 @@ class TableWrites:
             for _, write in parts:
                 _leave(write, clock)
             raise
-        acks = {to.name: write.done.result() for to, write in parts if _is_acked(write)}
+        acks = {to.name: write.done.result() for to, write in parts if not errors or _is_acked(write)}
         if errors:
             error = _of_several(errors, acks)
             if isinstance(error, UnknownOutcome) and "positions" in error.details:
@@ -303,13 +303,11 @@ def _of_several(errors: Sequence[BaseException], acks: Mapping[str, Ack]) -> Bas
 
 def _receipt(rows: int, acks: Mapping[str, Ack]) -> Receipt:
     """Return the receipt of a write of `rows` rows to regions that answered with `acks`."""
-    return Receipt(
-        rows,
-        any(ack.applied for ack in acks.values()) if acks else True,
-        {region: ack.position for region, ack in acks.items()},
-        sum(ack.skipped for ack in acks.values()),
-        {region: ack.counts for region, ack in acks.items()},
-    )
+    positions, counts, skipped, applied = {}, {}, 0, not acks
+    for region, ack in acks.items():
+        positions[region], counts[region] = ack.position, ack.counts
+        skipped, applied = skipped + ack.skipped, applied or ack.applied
+    return Receipt(rows, applied, positions, skipped, counts)
 
 
 def _error(writer: RegionWriter, write: Write, until: float | None, clock: Clock) -> BaseException | None:
