@@ -43,20 +43,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from uuid import UUID
 
+from memwal import wal
 from memwal.flush.base.table import BaseTable
 from memwal.flush.commits.plan import StoredPlan, plans_above
 from memwal.flush.errors import BackupOvertaken, InvalidBackup
-from memwal.wal import (
-    ManifestStore,
-    ObjectStore,
-    Overtaken,
-    RegionManifest,
-    RegionStatus,
-    WalOptions,
-    named,
-    regions,
-    tail_end,
-)
 from memwal.wal.applied import names_of
 from memwal.wal.entry_reader import EntryReader
 from memwal.wal.parallel_map import AT_ONCE, each
@@ -70,7 +60,7 @@ CAPTURES = 20
 class RegionMoment:
     """One region: its log up to the position `tip`, its SSTs, and the commit plans that the base has not finished."""
 
-    manifest: RegionManifest
+    manifest: wal.RegionManifest
     tip: int
     plans: tuple[StoredPlan, ...] = ()
 
@@ -91,7 +81,7 @@ class Moment:
     """The highest sequence of each producer in any region."""
 
 
-def capture(begun: BaseTable, store: ObjectStore, options: WalOptions) -> Moment:
+def capture(begun: BaseTable, store: wal.ObjectStore, options: wal.WalOptions) -> Moment:
     """Run steps 1 to 4 for the table at the root of `store`, without the tag. Writes nothing.
 
     `begun`: any version of the table.
@@ -100,9 +90,9 @@ def capture(begun: BaseTable, store: ObjectStore, options: WalOptions) -> Moment
     """
     at_once = AT_ONCE if store.remote else 1
     for _ in range(CAPTURES):
-        with suppress(Overtaken):
+        with suppress(wal.Overtaken):
             begun = begun.latest()
-            looks = [look for look in each(partial(_look, begun, store, options), regions(store), at_once) if look]
+            looks = [look for look in each(partial(_look, begun, store, options), wal.regions(store), at_once) if look]
             frontier: dict[str, int] = {}
             for _, applied in looks:
                 frontier |= {name: max(applied[name], frontier.get(name, applied[name])) for name in names_of(applied)}
@@ -115,8 +105,8 @@ def capture(begun: BaseTable, store: ObjectStore, options: WalOptions) -> Moment
             ]
             # Regions first claimed after step 1 listed them. This finds every such region with rows in the opened base,
             # because a commit requires a manifest of the region.
-            unread = set(regions(store)).difference(end.region for end in found)
-            new = (region for region in unread if ManifestStore(store, region).latest() is not None)
+            unread = set(wal.regions(store)).difference(end.region for end in found)
+            new = (region for region in unread if wal.ManifestStore(store, region).latest() is not None)
             stays = base.routing_version == begun.routing_version
             if stays and not any(_is_passed(base, end) for end in found) and not any(new):
                 _check(base, found)
@@ -130,19 +120,19 @@ def newest_base(begun: BaseTable) -> BaseTable:
 
 
 def _look(
-    base: BaseTable, store: ObjectStore, options: WalOptions, region: UUID
+    base: BaseTable, store: wal.ObjectStore, options: wal.WalOptions, region: UUID
 ) -> tuple[RegionMoment, Mapping[str, int]] | None:
     """Run step 1 for one region; return None if it was never claimed."""
-    manifest = ManifestStore(store, region, options=options).latest()
+    manifest = wal.ManifestStore(store, region, options=options).latest()
     if manifest is None:
         return None
     suffix, after = base.codec.suffix, manifest.replay_after
-    tip = tail_end(store, region, suffix, after, options=options)
+    tip = wal.tail_end(store, region, suffix, after, options=options)
     return RegionMoment(manifest, tip), newest_applied(_reader(base, store, manifest), tip, after)
 
 
 def _end(
-    base: BaseTable, store: ObjectStore, options: WalOptions, frontier: Mapping[str, int], look: RegionMoment
+    base: BaseTable, store: wal.ObjectStore, options: wal.WalOptions, frontier: Mapping[str, int], look: RegionMoment
 ) -> RegionMoment:
     """Run step 2 for one region, by bisection: applied maps only grow along the log. Raises Overtaken after a claim."""
     reader = _reader(base, store, look.manifest)
@@ -151,15 +141,15 @@ def _end(
         applied = newest_applied(reader, position, look.manifest.replay_after)
         return any(applied[name] > frontier.get(name, -2) for name in names_of(applied))
 
-    end = tail_end(store, look.region, base.codec.suffix, look.tip, options=options)
+    end = wal.tail_end(store, look.region, base.codec.suffix, look.tip, options=options)
     tip = look.tip + bisect_left(range(look.tip + 1, end + 1), True, key=is_passed)
     header = reader.header(tip) if tip else None
     if header is not None and header.writer_epoch > look.manifest.writer_epoch:  # epochs only grow along the log
-        raise Overtaken(look.region, tip, look.manifest.replay_after, look.manifest.current_generation)
+        raise wal.Overtaken(look.region, tip, look.manifest.replay_after, look.manifest.current_generation)
     return replace(look, tip=tip)
 
 
-def _reader(base: BaseTable, store: ObjectStore, manifest: RegionManifest) -> EntryReader:
+def _reader(base: BaseTable, store: wal.ObjectStore, manifest: wal.RegionManifest) -> EntryReader:
     return EntryReader(store, manifest.region_id, base.codec, log_id=manifest.log_id)
 
 
@@ -172,7 +162,7 @@ def _is_passed(base: BaseTable, end: RegionMoment) -> bool:
 def _check(base: BaseTable, ends: Sequence[RegionMoment]) -> None:
     """Raise if the copy would not be a table that writers can continue."""
     for manifest in (end.manifest for end in ends):
-        if manifest.region_id in base.regions and manifest.status is RegionStatus.SEALED:
+        if manifest.region_id in base.regions and manifest.status is wal.RegionStatus.SEALED:
             raise BackupOvertaken(
                 f"{base.uri}: the table is being resized; run the backup again when `memwal regions resize` is done"
             )
@@ -180,7 +170,7 @@ def _check(base: BaseTable, ends: Sequence[RegionMoment]) -> None:
         listed = {sst.generation for sst in manifest.ssts}
         if missing := sorted(set(range(committed + 1, manifest.current_generation)) - listed):
             raise InvalidBackup(
-                f"{base.uri}: {named(manifest.region_id)} has no SST of generation {missing[0]}, and the base table "
-                f"has committed {committed}: was the base restored to an older version? `memwal verify` says more; "
-                "back the table up after the next commit that writes rows"
+                f"{base.uri}: {wal.named(manifest.region_id)} has no SST of generation {missing[0]}, and the base "
+                f"table has committed {committed}: was the base restored to an older version? `memwal verify` says "
+                "more; back the table up after the next commit that writes rows"
             )

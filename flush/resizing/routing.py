@@ -44,6 +44,7 @@ from google.protobuf import descriptor_pb2
 from lance.bitmap import Bitmap
 from lance.dataset import Index
 
+from memwal import wal
 from memwal.flush.base.fsync import sync_table
 from memwal.flush.base.manifest import MEM_WAL_INDEX, highest, mem_wal_details
 from memwal.flush.base.setup import REGIONS, ROUTING
@@ -53,23 +54,6 @@ from memwal.flush.base.swap import ConflictRetries
 from memwal.flush.base.table import BaseTable
 from memwal.flush.commits.append_pass import mark
 from memwal.flush.commits.load_notes import loads_in
-from memwal.wal import (
-    Clock,
-    Corrupt,
-    Fenced,
-    Ids,
-    Known,
-    ManifestStore,
-    ObjectStore,
-    RegionManifest,
-    RegionStatus,
-    Released,
-    Resized,
-    WalOptions,
-    bucket_region,
-    claim,
-    named,
-)
 from memwal.wal.applied import AppliedMap, Snapshot, decoded_hashes, encoded_hashes
 from memwal.wal.layout import parse_rev, region_prefix, rev
 from memwal.wal.panics import panics_as_errors
@@ -101,7 +85,7 @@ class Decision:
 
 def routing_prefix() -> str:
     """Return the prefix of the keys of all decisions; ends in "/"."""
-    return f"{region_prefix(bucket_region(0))}routing/"
+    return f"{region_prefix(wal.bucket_region(0))}routing/"
 
 
 def routing_key(version: int) -> str:
@@ -118,13 +102,13 @@ def parse_routing_key(key: str) -> int | None:
         return None
 
 
-def decided(store: ObjectStore, version: int) -> Decision | None:
+def decided(store: wal.ObjectStore, version: int) -> Decision | None:
     """Return the decision on `version`; None if it is undecided. Raises Corrupt, StoreUnavailable, StoreRefused."""
     data = store.get(routing_key(version))
     return None if data is None else _parsed(routing_key(version), data)
 
 
-def decide(store: ObjectStore, proposed: Decision, *, clock: Clock, options: WalOptions) -> Decision:
+def decide(store: wal.ObjectStore, proposed: Decision, *, clock: wal.Clock, options: wal.WalOptions) -> Decision:
     """Return the decision on the version: `proposed`, or an earlier one of another process.
 
     Requires: every region of the previous version and of `proposed` is sealed and drained.
@@ -140,13 +124,13 @@ def decide(store: ObjectStore, proposed: Decision, *, clock: Clock, options: Wal
 
 def finish(
     base: BaseTable,
-    store: ObjectStore,
+    store: wal.ObjectStore,
     *,
-    clock: Clock,
-    ids: Ids,
-    options: WalOptions,
+    clock: wal.Clock,
+    ids: wal.Ids,
+    options: wal.WalOptions,
     at_once: int = AT_ONCE,
-    ended: dict[UUID, Released] | None = None,
+    ended: dict[UUID, wal.Released] | None = None,
 ) -> BaseTable:
     """Switch to decided versions and open their regions. Return the newest base version, or `base` itself.
 
@@ -157,13 +141,13 @@ def finish(
     """
     while (following := decided(store, base.routing_version + 1)) is not None:
         regions = {*base.regions, *bucket_regions(following.buckets)}
-        manifests = (ManifestStore(store, region).latest() for region in regions)
+        manifests = (wal.ManifestStore(store, region).latest() for region in regions)
         if found := never_sealed(base, following, (each for each in manifests if each is not None)):
             # After the switch no process could claim these regions.
-            raise Corrupt(
+            raise wal.Corrupt(
                 f"{base.uri}: {routing_key(following.routing)} decides on routing version {following.routing}, but "
-                f"{named(found[0].region_id)} takes writes by version {found[0].spec_id}: it came with a backup that "
-                "was made beside a resize; delete this object"
+                f"{wal.named(found[0].region_id)} takes writes by version {found[0].spec_id}: it came with a backup "
+                "that was made beside a resize; delete this object"
             )
         base = _switched(base, store, following, clock, ids)
     done = decided(store, base.routing_version)
@@ -176,7 +160,7 @@ def finish(
     return base
 
 
-def never_sealed(base: BaseTable, to: Decision, manifests: Iterable[RegionManifest]) -> list[RegionManifest]:
+def never_sealed(base: BaseTable, to: Decision, manifests: Iterable[wal.RegionManifest]) -> list[wal.RegionManifest]:
     """Return the manifests of regions that take writes by a version before `to`. Pure.
 
     A non-empty result means that `to` was not decided on this table in its present state: once `to` is decided, each of
@@ -184,7 +168,7 @@ def never_sealed(base: BaseTable, to: Decision, manifests: Iterable[RegionManife
     """
     regions = {*base.regions, *bucket_regions(to.buckets)}
     older = (each for each in manifests if each.region_id in regions and each.spec_id < to.routing)
-    return [each for each in older if each.status is not RegionStatus.SEALED]
+    return [each for each in older if each.status is not wal.RegionStatus.SEALED]
 
 
 def _parsed(key: str, data: bytes) -> Decision:
@@ -194,13 +178,13 @@ def _parsed(key: str, data: bytes) -> Decision:
         begun = AppliedMap(applied, Snapshot(retired=decoded_hashes(stored.get("retired", ""))))
         return Decision(int(stored["routing"]), int(stored["buckets"]), begun, str(stored["by"]))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise Corrupt(f"{key}: {data[:80]!r} is no routing decision; restore it from a backup") from error
+        raise wal.Corrupt(f"{key}: {data[:80]!r} is no routing decision; restore it from a backup") from error
 
 
 # ---- 1: switch -----------------------------------------------------------------------------------------------------
 
 
-def _switched(base: BaseTable, store: ObjectStore, to: Decision, clock: Clock, ids: Ids) -> BaseTable:
+def _switched(base: BaseTable, store: wal.ObjectStore, to: Decision, clock: wal.Clock, ids: wal.Ids) -> BaseTable:
     conflict_retries, base = ConflictRetries(base.uri, clock, _RETRIES, "run it again"), base.latest()
     while base.routing_version < to.routing:
         if base.wal_format == "arrow":
@@ -220,7 +204,7 @@ def _switched(base: BaseTable, store: ObjectStore, to: Decision, clock: Clock, i
     return base
 
 
-def _of_spec(base: BaseTable, store: ObjectStore, to: Decision, ids: Ids) -> Any:
+def _of_spec(base: BaseTable, store: wal.ObjectStore, to: Decision, ids: wal.Ids) -> Any:
     """Return the operation that replaces the MemWAL index by one with the new sharding spec and another id."""
     kind, stored = mem_wal_details(store, base.version)
     details = _DETAILS.FromString(stored)
@@ -245,42 +229,42 @@ def _segment(base: BaseTable, uuid: str, details: tuple[str, bytes] | None = Non
 
 def _open(
     base: BaseTable,
-    store: ObjectStore,
+    store: wal.ObjectStore,
     to: Decision,
     syncing: Lock,
     on_disk: Callable[[], None],
-    ended: dict[UUID, Released],
+    ended: dict[UUID, wal.Released],
     region: UUID,
     *,
-    clock: Clock,
-    ids: Ids,
-    options: WalOptions,
+    clock: wal.Clock,
+    ids: wal.Ids,
+    options: wal.WalOptions,
 ) -> None:
     """Open one region, unless it is already open; another process may be opening it concurrently.
 
     `on_disk`: syncs the switch, which may come from another process that did not sync it; called with `syncing`.
     """
-    manifests = ManifestStore(store, region, clock=clock, options=options)
+    manifests = wal.ManifestStore(store, region, clock=clock, options=options)
     for _ in range(_OPENINGS):
         current = manifests.latest()
-        if current is None or current.spec_id >= to.routing or current.status is not RegionStatus.SEALED:
+        if current is None or current.spec_id >= to.routing or current.status is not wal.RegionStatus.SEALED:
             return  # None: `verify` reports it, and an older routing cannot claim it
         with syncing:
             on_disk()
         try:
-            claimed = claim(
+            claimed = wal.claim(
                 store,
                 region,
                 spec_id=to.routing,
                 codec=base.codec,
                 ids=ids,
                 clock=clock,
-                known=Known(base.committed.get(region, 0), ended.get(region)),
+                known=wal.Known(base.committed.get(region, 0), ended.get(region)),
                 opening=to.applied,
                 options=options,
             )
-            ended[region] = Released(claimed.manifest, claimed.next_position - 1)
-        except (Fenced, Resized):
+            ended[region] = wal.Released(claimed.manifest, claimed.next_position - 1)
+        except (wal.Fenced, wal.Resized):
             continue
 
 
@@ -291,7 +275,7 @@ _LOOK_BACK = 64
 """Versions. Few are made while all regions are sealed."""
 
 
-def with_its_loads(base: BaseTable, store: ObjectStore) -> BaseTable:
+def with_its_loads(base: BaseTable, store: wal.ObjectStore) -> BaseTable:
     """Return the newest view with the markers of loads that a switch has replaced; `base` if none is missing.
 
     Raises OSError, RuntimeError of Lance; Corrupt, StoreUnavailable, StoreRefused.
@@ -310,7 +294,7 @@ def with_its_loads(base: BaseTable, store: ObjectStore) -> BaseTable:
     return base
 
 
-def _known(store: ObjectStore, newest: int) -> dict[UUID, int]:
+def _known(store: wal.ObjectStore, newest: int) -> dict[UUID, int]:
     """Return the generations of loads in the versions up to `newest`, back to a restore.
 
     A restore removes loads on purpose.
@@ -319,7 +303,7 @@ def _known(store: ObjectStore, newest: int) -> dict[UUID, int]:
     for version in range(newest, max(0, newest - _LOOK_BACK), -1):
         try:
             state = read_state(store, version)
-        except Corrupt:  # cleaned up
+        except wal.Corrupt:  # cleaned up
             break
         known = highest(known, {id: state.committed[id] for id in loads_in(state.committed)})
         if state.transaction is not None and state.transaction.operation == "restore":

@@ -25,21 +25,10 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
+from memwal import wal
 from memwal.flush.errors import FlushOutOfOrder
 from memwal.flush.sst.files import SstFormat, discard, write_sst
 from memwal.memtable import Snapshot
-from memwal.wal import (
-    Corrupt,
-    EpochGuard,
-    Fenced,
-    Ids,
-    ManifestStore,
-    ObjectStore,
-    RegionManifest,
-    SsTable,
-    WalError,
-    named,
-)
 from memwal.wal.layout import sst_name
 
 
@@ -52,14 +41,14 @@ class FlushAttempts:
     to the manifest is removed only when no manifest version lists it or can list it.
     """
 
-    sst: SsTable | None = None
+    sst: wal.SsTable | None = None
     """The SST that is written and verified, and not known to be published."""
     offered: int = 0
     """The newest manifest version that would have published it; 0: none yet."""
-    abandoned: list[SsTable] = field(default_factory=list)
+    abandoned: list[wal.SsTable] = field(default_factory=list)
     """SSTs whose writing failed; some may not be removed yet."""
 
-    def discard_unpublished(self, store: ObjectStore, manifests: ManifestStore) -> None:
+    def discard_unpublished(self, store: wal.ObjectStore, manifests: wal.ManifestStore) -> None:
         """Remove the SST if it can no longer be published. Call it when no attempt follows.
 
         An SST offered as version v is removed only if the newest manifest is v or later (so a late edit finds its slot
@@ -68,7 +57,7 @@ class FlushAttempts:
         sst = self.sst
         if sst is None:
             return
-        with suppress(WalError, OSError):
+        with suppress(wal.WalError, OSError):
             if self.offered:
                 newest = manifests.latest()
                 if newest is None or newest.version < self.offered or newest.current_generation > sst.generation:
@@ -78,17 +67,17 @@ class FlushAttempts:
 
 
 def flush(
-    store: ObjectStore,
-    manifests: ManifestStore,
-    guard: EpochGuard,
+    store: wal.ObjectStore,
+    manifests: wal.ManifestStore,
+    guard: wal.EpochGuard,
     snapshot: Snapshot,
     format: SstFormat,
     *,
     generation: int,
     covers_position: int,
-    ids: Ids,
+    ids: wal.Ids,
     attempts: FlushAttempts | None = None,
-) -> RegionManifest:
+) -> wal.RegionManifest:
     """Publish the frozen memtable `snapshot` as `generation`; return the newest manifest.
 
     `covers_position`: the last WAL position whose rows are in the memtable, or in one flushed before it.
@@ -107,25 +96,25 @@ def flush(
         if kept.sst is None:
             # Leftovers of failed attempts that could not be removed at the time, as far as storage works.
             kept.abandoned = [sst for sst in kept.abandoned if not discard(store, guard.region_id, sst)]
-            named = SsTable(generation, sst_name(ids.token(), generation))
-            kept.abandoned.append(named)
+            new = wal.SsTable(generation, sst_name(ids.token(), generation))
+            kept.abandoned.append(new)
             kept.sst = write_sst(
-                store, guard.region_id, snapshot, format, generation=generation, ids=ids, name=named.path
+                store, guard.region_id, snapshot, format, generation=generation, ids=ids, name=new.path
             )
-            kept.abandoned.remove(named)
+            kept.abandoned.remove(new)
         return _publish(manifests, guard, kept, kept.sst, covers_position)
     except BaseException as error:
-        if attempts is None or isinstance(error, Fenced):
+        if attempts is None or isinstance(error, wal.Fenced):
             kept.discard_unpublished(store, manifests)
         raise
 
 
 def _publish(
-    manifests: ManifestStore, guard: EpochGuard, kept: FlushAttempts, sst: SsTable, covers_position: int
-) -> RegionManifest:
+    manifests: wal.ManifestStore, guard: wal.EpochGuard, kept: FlushAttempts, sst: wal.SsTable, covers_position: int
+) -> wal.RegionManifest:
     """Run step 4."""
 
-    def published(current: RegionManifest) -> RegionManifest:
+    def published(current: wal.RegionManifest) -> wal.RegionManifest:
         changed = _published(current, sst, covers_position)
         if changed is not current:
             kept.offered = current.version + 1
@@ -134,7 +123,7 @@ def _publish(
     return manifests.edit(guard, published)
 
 
-def _owned(manifests: ManifestStore, guard: EpochGuard) -> RegionManifest:
+def _owned(manifests: wal.ManifestStore, guard: wal.EpochGuard) -> wal.RegionManifest:
     """Run step 1; return the newest manifest.
 
     Avoids writing an SST that cannot be published; the edit of step 4 is decisive.
@@ -142,25 +131,25 @@ def _owned(manifests: ManifestStore, guard: EpochGuard) -> RegionManifest:
     guard.check()
     manifest = manifests.latest()
     if manifest is None:
-        raise Corrupt(f"{named(guard.region_id)} has no manifest; claim the region first")
+        raise wal.Corrupt(f"{wal.named(guard.region_id)} has no manifest; claim the region first")
     if manifest.writer_epoch > guard.epoch:
         guard.fenced_by(manifest.writer_epoch)
     return manifest
 
 
-def _is_published(manifest: RegionManifest, generation: int, covers_position: int) -> bool:
+def _is_published(manifest: wal.RegionManifest, generation: int, covers_position: int) -> bool:
     return generation == manifest.current_generation - 1 and manifest.replay_after == covers_position
 
 
-def _expect_next(manifest: RegionManifest, generation: int) -> None:
+def _expect_next(manifest: wal.RegionManifest, generation: int) -> None:
     if generation != manifest.current_generation:
         raise FlushOutOfOrder(
-            f"{named(manifest.region_id)}: generation {generation} cannot be flushed, the next one is "
+            f"{wal.named(manifest.region_id)}: generation {generation} cannot be flushed, the next one is "
             f"{manifest.current_generation}; flush memtables in the order they were frozen"
         )
 
 
-def _published(current: RegionManifest, sst: SsTable, covers_position: int) -> RegionManifest:
+def _published(current: wal.RegionManifest, sst: wal.SsTable, covers_position: int) -> wal.RegionManifest:
     """Run step 4 as a pure edit. Returns `current` if a late edit of this writer has already published the generation.
 
     Under one epoch only its owner publishes, in order. So the generation has this writer's rows, whatever the name of

@@ -806,7 +806,7 @@ def test_a_region_that_is_first_claimed_while_a_moment_is_captured(
         written.put(rows(range(1000 * batch, 1000 * batch + 20), 1), token=f"{query}:{batch}")
     region = Path(uri, "_mem_wal", str(bucket_region(1)))
     hidden = region.rename(Path(uri).parent / "hidden")
-    once(moment, "regions", lambda: hidden.rename(region), after=True)
+    once(wal, "regions", lambda: hidden.rename(region), after=True)
     copied(uri, places)
     assert {n for n in names(places[1]) if n >= 1000} == {*range(1000, 1020), *range(2000, 2020)}
 

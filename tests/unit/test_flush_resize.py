@@ -470,14 +470,14 @@ def test_a_switch_of_another_process_is_on_the_disk_before_a_region_is_opened(
         world.resize(3)
     order: list[object] = []
     monkeypatch.setattr(routing, "sync_table", lambda dataset: order.append(dataset.version))
-    claims = routing.claim
+    claims = wal.claim
 
     def claiming(*args: Any, **more: Any) -> Any:
         order.append("opened")
         return claims(*args, **more)
 
-    monkeypatch.setattr(routing, "claim", claiming)
-    assert world.resize(3).resumed
+    with patch.object(wal, "claim", claiming):
+        assert world.resize(3).resumed
     assert order == [world.base.version, *["opened"] * 3]
     order.clear()
     with world.open() as table:
