@@ -86,6 +86,18 @@ def test_a_closed_queue_hands_out_what_it_holds_and_then_ends(any_queue: WriteQu
         any_queue.submit(_write(2))
 
 
+def test_a_taker_that_finds_items_in_a_closed_queue_is_woken_again_for_its_end() -> None:
+    """A wake-up for the close that comes while the taker is woken for the items is none by itself."""
+    woken: list[None] = []
+    queue = WriteQueue(FakeClock(), lambda: woken.append(None))
+    queue.submit(last := _write(1))
+    queue.close(RuntimeError("closed"))
+    woken.clear()
+    assert queue.take() == [last]
+    assert len(woken) == 1
+    assert queue.take() is None
+
+
 def test_a_taker_lets_as_many_gather_as_it_answered_the_last_time() -> None:
     """The second caller arrives while the taker yields. The taker does not wait for a third one, which stays away."""
     late = [_write(2)]

@@ -199,9 +199,12 @@ class WriteQueue:
             taken = list(self._writes)
             self._writes.clear()
             self._taken_last, self._served = len(taken), taken
-            if not self._closed:
+            closed = self._closed
+            if not closed:
                 self._seen()
-            return None if self._closed and not taken else taken
+        if closed and taken:
+            self._wake()  # the close has woken this call, perhaps no other: the next one returns None
+        return None if closed and not taken else taken
 
     def served(self) -> None:
         """Record that the taken items are answered."""
