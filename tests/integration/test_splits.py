@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from memwal.flush import BaseTable, resize
 from memwal.flush.resizing.routing import routing_key
 from memwal.ingest.engine.table.embedded import Table
 from memwal.ingest.engine.table.growth import Growth
+from memwal.ingest.engine.table.resize import PASSES
 from memwal.ingest.errors import Internal, MemWalError, Unavailable
 from memwal.ingest.settings.load import load
 from memwal.ingest.settings.sections import RegionsSettings
@@ -218,6 +220,33 @@ def test_an_owner_that_missed_a_resize_gives_no_half_of_the_rows(tmp_path: Path,
         assert table.count(level="committed") == 100
         assert table.adopt_routing() is not None
         assert (regions(table), table.count(level=level)) == (4, 100)
+
+
+@pytest.mark.parametrize("decided", [True, False])
+def test_a_process_that_makes_way_serves_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decided: bool) -> None:
+    """Nothing is left in its logs. Its calls wait for the decision, but not for one that never comes."""
+    import memwal.ingest.engine.table.resize as resizing
+
+    monkeypatch.setattr(resizing, "WAY_WITHIN", 60.0 if decided else 0.5)
+    uri = str(tmp_path / "t.lance")
+    with opened(uri, regions={"count": 2}, **QUIET) as table, ThreadPoolExecutor() as pool:
+        table.put(pa.table({"id": list(range(100)), "v": [0] * 100}, schema=SCHEMA))
+        table.resizing.make_way(1)
+        with pytest.raises(Unavailable):
+            table.resizing.make_way(1)
+        call = pool.submit(table.put, [{"id": 100, "v": 0}])
+        assert table.adopt_routing() is None
+        assert (table.regions.writers, call.done()) == ([], False)
+        if decided:
+            store = wal.open_store(uri)
+            assert resize(uri, {}, store, 4, clock=wal.SystemClock(), ids=wal.SystemIds()).rows_drained == 0
+            table.look_at_commits()
+            assert table.adopt_routing() is not None
+        else:
+            time.sleep(0.5)
+            assert table.adopt_routing() is None
+        assert call.result(5).applied
+        assert (regions(table), table.count()) == (4 if decided else 2, 101)
 
 
 def threaded(call: Callable[[], Any]) -> Any:
@@ -432,6 +461,8 @@ def test_daemons_share_the_regions_of_a_split(start: Start, tmp_path: Path, flee
             time.sleep(1.0)
         print(f"longest put through two daemons beside two splits: {ledger.longest * 1000:.0f} ms")
         ledger.check(table)
+    asked = [line for each in daemons.running.values() for line in each.log if "admin: flush" in line]
+    assert len(asked) >= 2 * (PASSES + 1)  # the daemon that splits lets the other one flush, and make way
 
 
 def test_a_daemon_of_a_fleet_that_is_killed_beside_splits_loses_nothing(start: Start, tmp_path: Path) -> None:

@@ -35,8 +35,8 @@ class Answering(Peer):
         self.stop()
         self.told.clear()
 
-    def _act(self, name: str, timeout: float, **request: Any) -> dict[str, Any]:
-        self.asked.append({"act": name, **request})
+    def _act(self, name: str, timeout: float, table: str = "", **request: Any) -> dict[str, Any]:
+        self.asked.append({"act": name, **request} | ({"table_name": table} if table else {}))
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer

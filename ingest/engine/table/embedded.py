@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from math import inf
 from typing import Any
 from uuid import UUID
 
@@ -41,7 +42,7 @@ from memwal.ingest.engine.table.growth import Growth
 from memwal.ingest.engine.table.open_here import close_at_exit
 from memwal.ingest.engine.table.pauses import PauseWatch
 from memwal.ingest.engine.table.regions import BeforeClaim, RegionSet, prove
-from memwal.ingest.engine.table.resize import ADOPT_WITHIN, BROKEN_OFF, CLOSE_WITHIN, PASSES, Gate, Resizing
+from memwal.ingest.engine.table.resize import ADOPT_WITHIN, BROKEN_OFF, PASSES, Gate, Resizing
 from memwal.ingest.engine.table.stored import base_status, space_status
 from memwal.ingest.engine.table.upkeep import TableUpkeep
 from memwal.ingest.engine.table.writes import TableWrites
@@ -50,7 +51,7 @@ from memwal.ingest.protocol import build
 from memwal.ingest.refusals import expect_routing
 from memwal.ingest.settings.load import Settings
 from memwal.ingest.settings.values import AUTO
-from memwal.ingest.threads import Periodic
+from memwal.ingest.threads import Periodic, start
 from memwal.wal.parallel_map import AT_ONCE, each
 
 _LOG = logging.getLogger("memwal.table")
@@ -100,12 +101,12 @@ class Table(LevelReads, LanceDBForms):
         self._collections = Periodic("collection", steps.collect, settings.gc.interval)
         self._process = os.getpid()
         self._owner = f"pid {self._process}"
-        self._closed = self._ended = self._unclaimed = False
+        self.closed = self._ended = False
         self.resized: Callable[[], object] = lambda: None
-        """Called after this process has changed the number of regions."""
+        """Called, in its own thread, when this process has changed the number of regions, or has failed to."""
         self.id = base.table_id or context.store.url("")
         """Identifies the table, whichever process serves it."""
-        self.resizing = Resizing(base.uri, self.regions, self.gate, lambda: self._reader.opened.routing_version)
+        self.resizing = Resizing(self.regions, self.gate, lambda: self._reader.opened.routing_version, steps.flush)
         self._at_once = AT_ONCE if context.store.remote else 1  # regions asked in parallel
         try:
             list(each(self._claimed, claim, self._at_once))
@@ -304,7 +305,7 @@ class Table(LevelReads, LanceDBForms):
         """See `Operations.close`."""
         if self._ended or os.getpid() != self._process:
             return
-        self._closed = True
+        self.closed = True
         self._commits.stop()
         self._collections.stop()
         try:
@@ -391,28 +392,28 @@ class Table(LevelReads, LanceDBForms):
     def resize(self, buckets: int) -> ResizeReport:
         """Change the number of regions to `buckets`; calls wait meanwhile. `flush.resizing.steps` has the protocol.
 
-        The rows of other processes' regions are drained from their logs, which takes longer. Raises: Unavailable if
-        the calls under way do not end in time (nothing has changed); flush and wal errors. After an error the regions
-        may be sealed: call it again, with the present number to go back.
+        Regions that another process does not release in time are drained from their logs, which takes longer. Raises:
+        Unavailable if the calls under way do not end in time (nothing has changed); flush and wal errors. After an
+        error the regions may be sealed: call it again, with the present number to go back.
         """
         self._refuse_if_closed()
         for _ in range(PASSES):  # each leaves only the rows that were put during it
-            self.upkeep.flush()
+            self.resizing.flush()
             self._commits.commit()
         store, ended = self._context.store, dict[UUID, wal.Released]()
         with self._commits.alone, ExitStack() as paused:
 
             def stop_writers() -> None:
-                paused.enter_context(self.gate.closed(CLOSE_WITHIN * (10 if store.remote else 1)))
-                self.upkeep.flush()
+                paused.enter_context(self.gate.closed(self.resizing.close_within))
+                self.resizing.flush(make_way=True)
                 self.upkeep.commit()
                 paused.callback(self._claim_routing, ended)
+                paused.callback(start, "resized", self.resized)
                 self.regions.leave_all()
 
             how = self._how | {"stop_writers": stop_writers, "ended": ended}
             report: ResizeReport = resize(self.base.uri, store.storage_options, store, buckets, **how)
         _LOG.info("%s: %d regions in place of %d", self.base.uri, report.regions, report.before)
-        self.resized()
         return report
 
     def _grow(self) -> None:
@@ -434,15 +435,16 @@ class Table(LevelReads, LanceDBForms):
 
         Also claims regions that could not be claimed after the last change. Raises: as `resize`; call it again.
         """
-        before = self.gate.version
-        if (decided := self.resizing.done()) is None and not self._unclaimed:
-            self.resizing.look()
+        before, now, resizing = self.gate.version, self._context.clock.monotonic(), self.resizing
+        if (decided := resizing.done()) is None and now < resizing.unclaimed:
+            resizing.look()
             return None
         with self._commits.alone:
-            if self.gate.version != before and not self._unclaimed:
+            if self.gate.version != before and now < resizing.unclaimed:
                 return None
             self.regions.leave_all()  # ends the calls under way, whose regions are obsolete
-            with self.gate.closed(ADOPT_WITHIN):
+            way, resizing.way = resizing.way, None
+            with way or self.gate.closed(ADOPT_WITHIN):
                 self.regions.leave_all()
                 self._claim_routing({})
         if decided is not None:
@@ -452,14 +454,14 @@ class Table(LevelReads, LanceDBForms):
     def _claim_routing(self, ended: Mapping[UUID, wal.Released]) -> None:
         """Claim those regions of the newest routing that belong to this process. `ended`: notes of their claims by a
         resize. Requires: the gate is closed, and no region is here."""
-        self._unclaimed = True
+        self.resizing.unclaimed = 0.0
         finish_resize(self._reader.base(), self._context.store, **self._how)
         base = self._reader.base()
         self._columns.adopt(base)
         self.gate.version = base.routing_version
         claim = lambda region: self._claimed_at_use(region, ended.get(region))  # noqa: E731
         list(each(claim, filter(self.regions.belongs, base.regions), AT_ONCE))
-        self._unclaimed = False
+        self.resizing.unclaimed = inf
 
     @property
     def _how(self) -> dict[str, Any]:
@@ -490,11 +492,6 @@ class Table(LevelReads, LanceDBForms):
         """
         self._owner = endpoint
         self.regions.announce(endpoint, name)
-
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._closed
 
     @property
     def _context(self) -> RegionContext:
@@ -560,7 +557,7 @@ class Table(LevelReads, LanceDBForms):
         self.base, self.schema, self.key = base, base.schema, base.key
 
     def _refuse_if_closed(self) -> None:
-        if self._closed:
+        if self.closed:
             raise Invalid("the table is closed; open it again")
         if os.getpid() != self._process:
             raise Invalid("the table was opened in another process, and a fork copies no threads; open it here")

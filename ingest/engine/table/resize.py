@@ -1,8 +1,8 @@
 """Handle, in a serving process, a resize of its table by another process (`flush.resizing.steps` has the protocol).
 
-A resize starts by sealing the regions, which fences their writers. For callers this is a pause, unlike a fence by a
-writer that keeps the region. Once the new routing is decided, the regions of this process are obsolete; it claims
-regions of the new routing instead (`Table.adopt_routing`).
+A resize starts by sealing the regions, which fences their writers, unless a daemon that splits the table had them make
+way. For callers both are a pause, unlike a fence by a writer that keeps the region. Once the new routing is decided,
+the regions of this process are obsolete; it claims regions of the new routing instead (`Table.adopt_routing`).
 
 `Gate` separates calls from the change: while it is closed, no call knows the former routing or has a write in flight.
 """
@@ -12,8 +12,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
+from functools import partial
+from math import inf
 from uuid import UUID
 
 from memwal import wal
@@ -21,6 +23,7 @@ from memwal.flush.resizing.routing import decided
 from memwal.ingest.engine.table.regions import RegionSet
 from memwal.ingest.errors import FencedError, MemWalError
 from memwal.ingest.refusals import being_resized, expect_routing, resized
+from memwal.ingest.threads import start
 
 _LOG = logging.getLogger("memwal.table")
 LOOK_EVERY = 5.0
@@ -29,9 +32,9 @@ BROKEN_OFF = 5.0
 """Seconds after which a process with `regions.count = "auto"` resizes sealed regions to the present number."""
 PASSES = 3
 """Flushes and commits before a resize closes the gate."""
-CLOSE_WITHIN, ADOPT_WITHIN = 0.1, 5.0
-"""Seconds that calls under way get to end: before a resize by this process, on a local disk, and after one by another.
-"""
+CLOSE_WITHIN, ADOPT_WITHIN, WAY_WITHIN = 0.1, 5.0, 2.0
+"""Seconds that calls under way get to end: before a resize, on a local disk, and after one by another process. The
+third: how long a process that has made way waits for the decision."""
 WAIT_MAX = 10.0
 """Seconds that a call waits at a closed gate."""
 _PASSED: ContextVar[Gate | None] = ContextVar("memwal_gate", default=None)
@@ -44,7 +47,7 @@ class Gate:
     """
 
     def __init__(self, uri: str, version: int) -> None:
-        self.version, self._uri = version, uri
+        self.version, self.uri = version, uri
         self._changed = threading.Condition(threading.Lock())
         self.inside: set[_Passing] = set()
         self.shut = False
@@ -63,12 +66,12 @@ class Gate:
             self.inside.discard(call)
             self._changed.notify_all()
             if not self._changed.wait_for(lambda: not self.shut, WAIT_MAX):
-                raise being_resized(self._uri)
+                raise being_resized(self.uri)
             self.inside.add(call)
 
-    def expect(self, routing: int) -> None:
+    def expect(self, routing: int | None) -> None:
         """Raises: as `passing`, if the table has another routing."""
-        expect_routing(self._uri, routing, self.version)
+        expect_routing(self.uri, routing, self.version)
 
     def left(self) -> None:
         """Wake the thread that closes the gate."""
@@ -83,12 +86,12 @@ class Gate:
         """
         with self._changed:
             if self.shut:
-                raise being_resized(self._uri)
+                raise being_resized(self.uri)
             self.shut = True
             ended = self._changed.wait_for(lambda: not self.inside, within)
         try:
             if not ended:
-                raise being_resized(self._uri)
+                raise being_resized(self.uri)
             yield
         finally:
             with self._changed:
@@ -137,11 +140,39 @@ class Resizing:
     Thread safety. Any thread.
     """
 
-    def __init__(self, uri: str, regions: RegionSet, gate: Gate, met: Callable[[], int]) -> None:
-        """`gate`: knows the version of the claims. `met`: returns the version in the base table opened last."""
-        self._uri, self._regions, self._gate, self._met = uri, regions, gate, met
-        self._looked = regions.context.clock.monotonic()
+    def __init__(self, regions: RegionSet, gate: Gate, met: Callable[[], int], flush: Callable[[], object]) -> None:
+        """`gate`: knows the version of the claims. `met`: returns the version in the base table opened last. `flush`:
+        publishes the memtables of `regions`."""
+        self._uri, self._regions, self._gate, self._met, self._flush = gate.uri, regions, gate, met, flush
+        self._clock = regions.context.clock
+        self._looked = self._clock.monotonic()
         self._told = False
+        self.close_within = CLOSE_WITHIN * (10 if regions.context.store.remote else 1)
+        self.flush_others: Callable[[int, bool], object] = lambda *_: None
+        """Lets other processes flush their regions of this routing, and make way if the second argument is true."""
+        self.way: ExitStack | None = None
+        """Opens the gate again after `make_way`."""
+        self.unclaimed = inf
+        """Monotonic time (s). Later this process claims its regions even if no resize was decided."""
+
+    def flush(self, *, make_way: bool = False) -> None:
+        """Flush the regions here while other processes flush, or make way. Raises: as `TableUpkeep.flush`."""
+        others = start("flush", partial(self.flush_others, self._gate.version, make_way))
+        self._flush()
+        others.result()
+
+    def make_way(self, routing: int | None) -> None:
+        """Flush and release the regions here, for a process that resizes the table from version `routing` now.
+
+        Calls wait until `Table.adopt_routing` finds the decision, or is called after `WAY_WITHIN`. No safety depends on
+        this: only a seal ends the right to write. Raises: as `Table.resize`.
+        """
+        with ExitStack() as paused:
+            paused.enter_context(self._gate.closed(self.close_within))
+            self._gate.expect(routing)
+            self._flush()
+            self._regions.leave_all()
+            self.way, self.unclaimed = paused.pop_all(), self._clock.monotonic() + WAY_WITHIN
 
     def done(self) -> str | None:
         """Return why these regions are obsolete if another routing was decided, else None.
@@ -149,7 +180,7 @@ class Resizing:
         Reads one small object from storage every few seconds, and always if a region was fenced, or a read or commit
         found another routing. Raises: as a read.
         """
-        now = self._regions.context.clock.monotonic()
+        now = self._clock.monotonic()
         fenced = self._fenced()
         routing = self._gate.version
         if not fenced and self._met() == routing and now - self._looked < LOOK_EVERY:
@@ -191,9 +222,8 @@ class Resizing:
         return [each.region for each in self._regions.writers if isinstance(each.failure, wal.Fenced)]
 
     def _sealed(self) -> UUID | None:
-        store, clock = self._regions.context.store, self._regions.context.clock
         for region in self._fenced():
-            manifest = wal.ManifestStore(store, region, clock=clock).latest()
+            manifest = wal.ManifestStore(self._regions.context.store, region, clock=self._clock).latest()
             if manifest is not None and manifest.status is wal.RegionStatus.SEALED:
                 return region
         return None

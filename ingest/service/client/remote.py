@@ -373,15 +373,17 @@ class RemoteTable(LanceDBForms):
                 self._before_next(attempts, error, seen)
 
     def _before_next(self, attempts: Attempts, error: MemWalError, seen: int) -> None:
-        """Call `Router.before_next`; after a resize, load the table's new routing."""
+        """Call `Router.before_next`; after a resize, load the table's new routing and its owners."""
         try:
             self.router.before_next(attempts, error, seen)
         except MemWalError as last:
             if last.details.get("reason") != RESIZED or "schema" not in self.__dict__:
                 raise
-            attempts.after(Unavailable(last.message, {"reason": NOT_OWNER}), alone=False)
             with suppress(Unavailable):  # the next attempt raises it
                 self._describe({}, PROBE_TIMEOUT)
+                self.router.learn(self.router.rounds)
+            if last.details.get("routing") != self.router.routing or not attempts.left:  # not adopted everywhere yet
+                attempts.after(Unavailable(last.message, {"reason": NOT_OWNER}), alone=False)
 
     def _write(self, rows: pa.Table, request: dict[str, Any], token: Token | None, timeout: float | None) -> Receipt:
         """Send `rows` to their owners. `request`: of the op "write", "delete" or "update", without token, timeout."""

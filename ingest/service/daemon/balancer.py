@@ -68,6 +68,7 @@ from memwal.ingest.service.daemon.placement import (
 from memwal.ingest.service.daemon.standby import MOST_BEFORE_ASKING, PATIENCE_BEFORE_ASKING, Standby
 from memwal.ingest.service.rpc.credentials import Access
 from memwal.ingest.threads import Worker
+from memwal.wal.parallel_map import each
 
 _LOG = logging.getLogger("memwal.balancer")
 SLEPT, CHECK_EVERY = 2.0, 1.0
@@ -126,6 +127,7 @@ class Balancer:
         regions.belongs = partial(self._belongs_in, name)
         regions.draining = self.draining
         table.upkeep.others, table.resized = partial(self.waiting, name), self.tell
+        table.resizing.flush_others = lambda *how: self._each_peer(lambda peer: peer.flush(name, *how))
         with self._lock:
             self._tables[name] = table
 
@@ -284,9 +286,11 @@ class Balancer:
 
     def tell(self) -> None:
         """Ask the answering peers to check this daemon now."""
-        for peer in list(self._peers.values()):
-            if self._watch.sees(peer.endpoint):
-                peer.tell()
+        self._each_peer(Peer.tell)
+
+    def _each_peer(self, call: Callable[[Peer], object]) -> None:
+        answering = [peer for peer in list(self._peers.values()) if self._watch.sees(peer.endpoint)]
+        list(each(call, answering, AT_ONCE))
 
     # ---- the end -------------------------------------------------------------------------------------------------
 

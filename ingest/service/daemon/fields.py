@@ -31,7 +31,7 @@ _A_BOOL: _Form = (lambda value: isinstance(value, bool), "true or false")
 _FORMS: Mapping[str, _Form] = {
     **dict.fromkeys(("op", "table_name", "producer", "filter", "token", "from"), _A_TEXT),
     **dict.fromkeys(("sequence", "routing", "rows", "version", "read"), _A_NUMBER),
-    **dict.fromkeys(("delete", "durable", "logged", "flush", "explain"), _A_BOOL),
+    **dict.fromkeys(("delete", "durable", "logged", "flush", "make_way", "explain"), _A_BOOL),
     "region": (_is_region, "the id of a region"),
     "regions": (
         lambda value: isinstance(value, list) and all(map(_is_region, value)) and len(set(value)) == len(value),

@@ -125,6 +125,12 @@ class Peer:
         with suppress(*_ERRORS):
             self._act("look", LOOK_TIMEOUT)
 
+    def flush(self, table: str, routing: int, make_way: bool) -> None:
+        """Let the peer flush its regions of a table, if it can be reached, and make way (`table.resize`)."""
+        with suppress(*_ERRORS):
+            within = LOOK_TIMEOUT if make_way else ASK_TIMEOUT
+            self._act("flush", within, table, routing=routing, make_way=make_way)
+
     def ask(self, region: TableRegion, read: int) -> Released | None:
         """Ask the peer to release `region`. Return its information for the claim, if readable.
 
@@ -132,8 +138,7 @@ class Peer:
         it.
         """
         try:
-            named = {"table_name": region.table} if region.table else {}
-            answer = self._act("release", ASK_TIMEOUT, region=str(region.id), read=read, **named)
+            answer = self._act("release", ASK_TIMEOUT, region.table, region=str(region.id), read=read)
         except _ERRORS as error:
             raise self._tls.translated(error, self.endpoint) from None
         # Earlier versions only report whether the writer has ended; the claim then reads storage.
@@ -206,14 +211,14 @@ class Peer:
             _LOG.warning("cannot look at the daemon at %s: %s", self.endpoint, reason)
         self._warned = True
 
-    def _act(self, name: str, timeout: float, **request: Any) -> dict[str, Any]:
+    def _act(self, name: str, timeout: float, table: str = "", **request: Any) -> dict[str, Any]:
         with self._connecting:
             if self._client is None:
                 tls = self._tls.flight_options()
                 self._client = flight.FlightClient(self.endpoint, generic_options=_OPTIONS, **tls)
             client = self._client
         options = flight.FlightCallOptions(timeout=timeout, headers=self._headers)
-        command = command_of(name, {"from": self._me, **request})
+        command = command_of(name, {"from": self._me, **request} | ({"table_name": table} if table else {}))
         answer: dict[str, Any] = exchanged(client, command, options, lambda _, reader: message_of(reader))
         return answer
 

@@ -18,7 +18,7 @@ the operation. `FlightService.operations` is the table of operations, with the r
     delete {"filter", "version", "durable", "token", "timeout"}   keys, deleted if their row passes
     update {…, "expressions"}   as delete, but sets columns, whose new values are beside the keys, or SQL expressions
     record {"token", "durable", "regions", "routing"}   records the token as applied in each region
-    flush {"regions", "routing"}             these regions, or without them all regions here
+    flush {"regions", "routing", "make_way"} these regions, or without them all here; "make_way": for a resize, all
     commit, create_index {"column", "kind", "parameters"}, drop_index {"name"}   for all regions
     schema {"look"}                          the description of the table; "look": checks storage for changed columns
         first
@@ -321,9 +321,11 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
 
     def _flush(self, table: Table, request: dict[str, Any]) -> None:
         named = request.get("regions")
+        if request.get("make_way"):
+            return table.resizing.make_way(request.get("routing"))
         with table.gate.passing(request.get("routing")):
             writers = table.regions.of(map(UUID, named or ()))
-        table.flush() if named is None else table.upkeep.flush(writers, every=True)
+        return table.flush() if named is None else table.upkeep.flush(writers, every=True)
 
     def _record(self, table: Table, request: dict[str, Any]) -> dict[str, int]:
         token = Token.parse(request["token"])
@@ -416,7 +418,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
             "write", _write, "filter version expressions durable token timeout routing", "rows", traced=True
         ),
         "record": Operation("write", _record, "token durable regions routing", traced=True),
-        "flush": Operation("admin", _flush, "regions routing", counted=False, audited=True, traced=True),
+        "flush": Operation("admin", _flush, "regions routing make_way", counted=False, audited=True, traced=True),
         "commit": Operation(
             "admin", lambda _, table, __: asdict(table.commit()), counted=False, audited=True, traced=True
         ),
