@@ -447,7 +447,8 @@ class _Claimer:
         start, last = max(known, default=after + 1), max(known, default=after)
         if listed.whole:
             last = max(last, min(listed.tip, start + _EARLY * self.options.readers))
-        reader = EntryReader(self.reads, self.region_id, self.codec, self.options.readers, log_id=log_id)
+        readers = self.options.readers if self.store.remote else 1  # starting a thread takes as long as a few reads
+        reader = EntryReader(self.reads, self.region_id, self.codec, readers, log_id=log_id)
         read = dict[int, Entry]()
         with suppress(Corrupt, Overtaken), closing(reader.each(range(start, last + 1))) as entries:  # step 6 raises it
             for position, entry in enumerate(entries, start):

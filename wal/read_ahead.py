@@ -48,7 +48,7 @@ class ReadAhead:
     ) -> None:
         """`codec`: returns entries in the caller's row schema. Nothing is read before the first look."""
         self.codec = codec
-        self._readers = 1 if options is None else options.readers
+        self._readers = 1 if options is None or not store.remote else options.readers
         self._reader = EntryReader(store, region_id, codec, self._readers)
         self._manifests = ManifestStore(store, region_id, clock=clock, options=options)
         self._manifest: RegionManifest | None = None

@@ -170,7 +170,8 @@ def test_what_the_next_owner_has_read_is_not_flushed_for_it(
     assert read == 6
     one.put(its, token="one:6")
     _, released = one.give(region, read)
-    other.acquire(region, replace(other.before_claim(region), released=released), standby.take(TableRegion("", region)))
+    other.regions.ahead = lambda region: standby.take(TableRegion("", region))
+    other.acquire(region, replace(other.before_claim(region), released=released))
     writer = other.regions.writer(region)
     assert (writer.unflushed_entries(), writer.published) == (8, []), "seven and the sentinel of the claim"
     assert other.applied("one", [region]).everywhere == 6
@@ -224,8 +225,10 @@ def test_a_standby_reads_the_logs_that_it_may_take_over(owners: tuple[Table, Tab
     found = {region: standby.take(TableRegion("", region)) for region in regions}
     standby.stop()
     assert [region for region, ahead in found.items() if ahead is not None] == list(regions[:2])
+    other.regions.ahead = found.pop
     for region in regions:
-        other.acquire(region, ahead=found[region])
+        other.acquire(region)
+    assert not found
     assert (
         other.scan()
         .read_all()

@@ -14,7 +14,7 @@ from memwal.ingest import protocol
 from memwal.ingest.engine.region.state import Backlog
 from memwal.ingest.errors import Invalid
 from memwal.ingest.service.daemon.balancer import Balancer
-from memwal.ingest.service.daemon.peers import Peer, refuse_other_protocols
+from memwal.ingest.service.daemon.peers import LOOK_AGAIN, Peer, refuse_other_protocols
 from memwal.ingest.service.daemon.placement import REFUSALS, SILENCES, Answer, TableRegion
 from memwal.ingest.service.rpc.credentials import Access
 from memwal.wal import RegionManifest, Released, bucket_region
@@ -171,6 +171,40 @@ def test_the_regions_of_a_peer_that_denies_us_are_not_claimed() -> None:
     for _ in range(REFUSALS):
         assert not peer.look_once()
     assert balancer.served_elsewhere(REGION) is None
+
+
+def test_a_peer_is_checked_when_another_process_asks_for_its_region() -> None:
+    """A client whose call failed asks the other daemons: its daemon may have ended. Many clients cause few checks."""
+    peer, clock = Answering(REGIONS), FakeClock()
+    balancer = Balancer("grpc://127.0.0.1:2", [peer.endpoint], clock)
+    balancer._peers[peer.endpoint] = peer
+    peer._seen = balancer._seen
+    looks = list[float]()
+    peer.look = lambda: looks.append(clock.monotonic())  # type: ignore[method-assign]
+    assert peer.look_once()
+    for _ in range(10):
+        clock.advance(LOOK_AGAIN / 4)
+        assert not balancer.belongs(REGION)
+    assert len(looks) == 6
+    assert peer.look_once()
+    assert not balancer.belongs(REGION)
+    assert len(looks) == 6
+    balancer.belongs(OTHER)  # no peer has it
+    assert len(looks) == 6
+
+
+def test_a_fleet_begins_one_claim_after_the_other() -> None:
+    """The calls that wait for the regions of an ended daemon claim them; other claims would take their time."""
+    peer, regions = "grpc://127.0.0.1:1", {TableRegion(f"t{number}", REGION.id): 1 for number in range(5)}
+    balancer, begun = Balancer("grpc://127.0.0.1:2", [peer], FakeClock()), list[TableRegion]()
+    balancer.open = pytest.fail
+    balancer._begin = lambda region, *_: begun.append(region)  # type: ignore[method-assign]
+    balancer._watch.answered(peer, Answer(regions))
+    for _ in range(REFUSALS):
+        balancer._watch.refused(peer)
+    balancer._step()
+    assert begun == sorted(regions)[:1]
+    assert all(balancer.belongs(region) for region in regions)
 
 
 class Stating(flight.FlightServerBase):

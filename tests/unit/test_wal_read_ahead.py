@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from dataclasses import replace
 
 import pytest
@@ -18,7 +19,7 @@ from memwal.wal import (
     WalOptions,
     read_ahead,
 )
-from memwal.wal.layout import entry_key
+from memwal.wal.layout import entry_key, parse_entry_key
 from tests.log_rows import CODEC, SCHEMA, rows
 from tests.support.clock import FakeClock
 from tests.support.log_world import REGION, LogWorld, found, put
@@ -80,6 +81,7 @@ def test_a_look_reads_at_most_so_many_and_forgets_what_was_flushed() -> None:
 def test_several_readers_read_in_growing_steps() -> None:
     """An idle region costs one read; a busy region costs at most one read in vain per reader."""
     log = Log()
+    log.store.remote = True
     ahead = ReadAhead(log.store, REGION, CODEC, clock=CLOCK, options=WalOptions(readers=4))
     put(log.appender, *range(1, 21))
     assert ahead.look(100) == 20
@@ -92,6 +94,24 @@ def test_several_readers_read_in_growing_steps() -> None:
     log.put(21)
     log.world.flushed_up_to(21)
     assert (ahead.look(100), ahead.position) == (0, 21)
+
+
+@pytest.mark.parametrize("remote", [True, False])
+def test_only_entries_on_remote_storage_are_read_by_threads(remote: bool) -> None:
+    readers = set[str]()
+
+    def reading(call: str, key: str) -> None:
+        if parse_entry_key(key) is not None and call == "get":
+            readers.add(threading.current_thread().name)
+
+    log = Log()
+    put(log.appender, *range(1, 21))
+    log.store.remote, log.store.before = remote, reading
+    options = WalOptions(readers=4)
+    ahead = ReadAhead(log.store, REGION, CODEC, clock=CLOCK, options=options)
+    assert ahead.look(10) == 10
+    assert found(log.world.claim(known=Known(entries=ahead.entries(CODEC)), options=options)) == list(range(1, 21))
+    assert (readers == {threading.current_thread().name}) is not remote
 
 
 def test_what_was_read_before_an_error_of_storage_stays() -> None:

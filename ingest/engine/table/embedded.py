@@ -318,16 +318,16 @@ class Table(LevelReads, LanceDBForms):
     # ---- regions that come and go --------------------------------------------------------------------------------
 
     @translate_errors
-    def acquire(self, region: UUID, before: BeforeClaim | None = None, ahead: wal.ReadAhead | None = None) -> int:
+    def acquire(self, region: UUID, before: BeforeClaim | None = None) -> int:
         """Claim `region` and serve it from now on; return its writer epoch. See `table.regions`.
 
-        `before`: the result of `before_claim`, if already known; `ahead`: see `RegionSet.acquire`.
+        `before`: the result of `before_claim`, if already known.
         Raises: Invalid for a region that the table does not have; Unavailable, FencedError, Corrupted as when the table
         is opened.
         """
         self._refuse_if_closed()
         with self.gate.passing():
-            return self.regions.acquire(region, before or self.before_claim(region), ahead)
+            return self.regions.acquire(region, before or self.before_claim(region))
 
     @translate_errors
     def before_claim(self, region: UUID) -> BeforeClaim:

@@ -104,6 +104,8 @@ class RegionSet:
         missing."""
         self.belongs: Callable[[UUID], bool] = lambda _: True
         """Returns whether this process may claim a missing region, or read it from storage."""
+        self.ahead: Callable[[UUID], wal.ReadAhead | None] = lambda _: None
+        """Removes and returns the entries of a region's log that this process has read before a claim."""
         self.sealed: float | None = None
         """Monotonic time (s) since which claims find that a resize has sealed a region; None: the last one did not."""
         self.draining = False
@@ -221,10 +223,10 @@ class RegionSet:
         finally:
             generations.end()
 
-    def acquire(self, region: UUID, before: BeforeClaim, ahead: wal.ReadAhead | None = None) -> int:
+    def acquire(self, region: UUID, before: BeforeClaim) -> int:
         """Claim `region`, unless this process holds it already; return the epoch.
 
-        `ahead`: entries of its log that were read before. Raises: as `wal.claim`; Invalid once closed.
+        Raises: as `wal.claim`; Invalid once closed.
         """
         if region not in self._buckets:
             raise self.missing(region)
@@ -235,7 +237,7 @@ class RegionSet:
             if held is not None:
                 self._leave(held)
             with self.expecting(region):
-                context = self.context
+                context, ahead = self.context, self.ahead(region)
                 entries = () if ahead is None else ahead.entries(context.codec)
                 known = wal.Known(before.committed, before.released, entries)
                 try:

@@ -54,7 +54,7 @@ from memwal.ingest.engine.region.state import Backlog
 from memwal.ingest.engine.region.writer import RegionWriter
 from memwal.ingest.engine.table.embedded import Table
 from memwal.ingest.errors import MemWalError, classify
-from memwal.ingest.service.daemon.peers import LOOK_EVERY, LOOK_IDLE, Peer
+from memwal.ingest.service.daemon.peers import LOOK_AGAIN, LOOK_EVERY, LOOK_IDLE, Peer
 from memwal.ingest.service.daemon.placement import (
     Answer,
     Patience,
@@ -125,6 +125,7 @@ class Balancer:
         regions = table.regions
         regions.hint, regions.assure = partial(self._owner_in, name), self.assure
         regions.belongs = partial(self._belongs_in, name)
+        regions.ahead = lambda region: self._standby.take(TableRegion(name, region))
         regions.draining = self.draining
         table.upkeep.others, table.resized = partial(self.waiting, name), self.tell
         table.resizing.flush_others = lambda *how: self._each_peer(lambda peer: peer.flush(name, *how))
@@ -165,7 +166,10 @@ class Balancer:
         """Return whether `region`, which is not here, belongs to this daemon, and no peer has it or may have it."""
         now = self._clock.monotonic()
         with self._lock:
-            if self.draining or not self._watch.known() or self._watch.owner(region) is not None:
+            owner = self._watch.owner(region)
+            if owner is not None and owner[0] in self._peers and now - self._answered.get(owner[0], now) > LOOK_AGAIN:
+                self._peers[owner[0]].look()  # a caller that asks here may have found that the owner has ended
+            if self.draining or not self._watch.known() or owner is not None:
                 return False
             away = self._taken.away(now) | self._failed.away(now)
             return region not in away and target(region, [self._me, *self._watch.live(now)]) == self._me
@@ -372,7 +376,8 @@ class Balancer:
                 self._checked = now
                 steps = replace(steps, check=list(ours))
         self._check(steps.check)
-        for region in steps.claim:
+        # In a fleet the calls that wait claim their regions, and many claims beside them would slow these down.
+        for region in steps.claim if self.open is None else steps.claim[:1]:
             self._begin(region, self._take, region, None)
         for region, owner in steps.ask:
             if self._peers[owner].refusal is None:
@@ -495,7 +500,7 @@ class Balancer:
                     return
             if self._stopped.is_set():
                 return
-            epoch = table.acquire(id, before, self._standby.take(region))
+            epoch = table.acquire(id, before)
             _LOG.info("%s is served here with writer epoch %d", region, epoch)
 
     def _seen(self, peer: Peer, answer: Answer | None, refused: bool) -> float:

@@ -152,7 +152,10 @@ class Peer:
     def _run(self) -> None:
         while not self._stopped.is_set():
             refused_before, self._refused = self._refused, not self._look()
-            self._wake.wait(LOOK_AGAIN if self._refused and not refused_before else self._every)
+            if self._refused and not refused_before:
+                self._stopped.wait(LOOK_AGAIN)  # `look` does not shorten it
+            else:
+                self._wake.wait(self._every)
             self._wake.clear()
 
     def _look(self) -> bool:
