@@ -47,6 +47,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
+from memwal import wal
 from memwal.flush.base.sharding import bucket_regions
 from memwal.flush.base.table import BaseTable
 from memwal.flush.commits.committer import MEMORY_MAX, commit
@@ -56,26 +57,6 @@ from memwal.flush.resizing.routing import Decision, decide, finish
 from memwal.flush.sst.files import SstFormat
 from memwal.flush.sst.flusher import flush
 from memwal.memtable import MemTable, row_schema
-from memwal.wal import (
-    BUCKETS_MAX,
-    Claim,
-    Clock,
-    Corrupt,
-    Entry,
-    Fenced,
-    Ids,
-    Known,
-    ManifestStore,
-    ObjectStore,
-    RegionManifest,
-    RegionStatus,
-    Released,
-    Resized,
-    WalOptions,
-    claim,
-    named,
-    read_tail,
-)
 from memwal.wal.applied import AppliedMap
 from memwal.wal.layout import UNSHARDED_REGION, parse_entry_key, wal_prefix
 from memwal.wal.parallel_map import AT_ONCE, Budget, each
@@ -105,26 +86,26 @@ class ResizeReport:
     """Whether it only finished an earlier resize."""
 
 
-def is_being_resized(base: BaseTable, store: ObjectStore, *, clock: Clock) -> bool:
+def is_being_resized(base: BaseTable, store: wal.ObjectStore, *, clock: wal.Clock) -> bool:
     """Return whether a region of the table is sealed: a resize is running, or was interrupted."""
-    manifests = (ManifestStore(store, region, clock=clock).latest() for region in base.regions)
-    return any(manifest is not None and manifest.status is RegionStatus.SEALED for manifest in manifests)
+    manifests = (wal.ManifestStore(store, region, clock=clock).latest() for region in base.regions)
+    return any(manifest is not None and manifest.status is wal.RegionStatus.SEALED for manifest in manifests)
 
 
 def resize(
     uri: str,
     storage_options: Mapping[str, str] | None,
-    store: ObjectStore,
+    store: wal.ObjectStore,
     buckets: int,
     *,
-    clock: Clock,
-    ids: Ids,
+    clock: wal.Clock,
+    ids: wal.Ids,
     retries: int = 10,
     memory_max: int = MEMORY_MAX,
-    options: WalOptions | None = None,
+    options: wal.WalOptions | None = None,
     on_step: Step = lambda _: None,
     stop_writers: Callable[[], object] = lambda: None,
-    ended: dict[UUID, Released] | None = None,
+    ended: dict[UUID, wal.Released] | None = None,
     at_once: int = AT_ONCE,
 ) -> ResizeReport:
     """Change the table at `uri`, the root of `store`, to `buckets` regions. Steps: see the module docstring.
@@ -142,7 +123,7 @@ def resize(
     Raises InvalidResize (nothing was written); CommitConflict (another resize came in between: check, and resize
     again); what `commit` and `wal.claim` raise. After any of them, resize again.
     """
-    options = options or WalOptions()
+    options = options or wal.WalOptions()
     begun = BaseTable.open(uri, storage_options)
     broken_off = is_being_resized(begun, store, clock=clock)
     _check(begun, buckets, broken_off)
@@ -161,15 +142,15 @@ def resize(
         limits: dict[str, Any] = {"retries": retries, "memory_max": memory_max, "courtesy": 0.0}
         report = commit(uri, storage_options, store, clock=clock, ids=ids, options=options, **limits)
         base = run.switch(buckets, {} if ended is None else ended)
-    except (Fenced, Resized) as error:
+    except (wal.Fenced, wal.Resized) as error:
         raise CommitConflict(f"{uri}: another resize took the regions over ({error})") from error
     seconds = clock.monotonic() - began
     return ResizeReport(base.routing_version, begun.buckets, base.buckets, base.version, rows, report.ssts, seconds)
 
 
 def _check(base: BaseTable, buckets: int, broken_off: bool) -> None:
-    if not 1 <= buckets <= BUCKETS_MAX:
-        raise InvalidResize(f"{buckets} regions: give a number from 1 to {BUCKETS_MAX}")
+    if not 1 <= buckets <= wal.BUCKETS_MAX:
+        raise InvalidResize(f"{buckets} regions: give a number from 1 to {wal.BUCKETS_MAX}")
     if base.regions == (UNSHARDED_REGION,):
         raise InvalidResize(
             f"{base.uri}: another program set it up without sharding, which is final; copy the rows into a new table"
@@ -190,14 +171,14 @@ class _Run:
     """
 
     base: BaseTable
-    store: ObjectStore
-    clock: Clock
-    ids: Ids
-    options: WalOptions
+    store: wal.ObjectStore
+    clock: wal.Clock
+    ids: wal.Ids
+    options: wal.WalOptions
     on_step: Step
     at_once: int
     budget: Budget
-    _claims: dict[UUID, Claim] = field(default_factory=dict)
+    _claims: dict[UUID, wal.Claim] = field(default_factory=dict)
 
     def seal_and_drain(self, regions: Sequence[UUID]) -> int:
         """Run steps 2 and 3; return the number of rows that were only in the log."""
@@ -207,13 +188,13 @@ class _Run:
             self.on_step(f"{number} of {len(regions)} regions sealed and drained")
         return rows
 
-    def switch(self, buckets: int, ended: dict[UUID, Released]) -> BaseTable:
+    def switch(self, buckets: int, ended: dict[UUID, wal.Released]) -> BaseTable:
         """Run steps 5 to 8. `ended`: as for `finish`. Raises CommitConflict if another number was decided."""
         self.on_step("switching")
         maps = list(each(self._proved, self.base.regions, self.at_once))
         owned = each(self._owned, self._claims, self.at_once)  # all claims again, after the last region was sealed
         tips = {region: claimed.next_position - 1 for region, claimed in self._claims.items()}
-        ended |= {manifest.region_id: Released(manifest, tips[manifest.region_id]) for manifest in owned}
+        ended |= {manifest.region_id: wal.Released(manifest, tips[manifest.region_id]) for manifest in owned}
         self._wait_for_readers(self._claims.values())
         proposed = Decision(self.base.routing_version + 1, buckets, initial_map(maps), self.ids.entry_id())
         outcome = decide(self.store, proposed, clock=self.clock, options=self.options)
@@ -239,29 +220,29 @@ class _Run:
             entries = ((parse_entry_key(info.key), info.size) for info in self.store.describe(wal_prefix(region)))
             logged = sum(size for key, size in entries if key is not None and key.position > after)
         with self.budget.of(logged):
-            claimed = self.seal(region, Released(manifest, manifest.last_seen) if manifest and rests else None)
+            claimed = self.seal(region, wal.Released(manifest, manifest.last_seen) if manifest and rests else None)
             rows = self.drain(claimed)
             claimed.entries.clear()
         self._claims[region] = claimed
         return rows
 
-    def seal(self, region: UUID, released: Released | None) -> Claim:
+    def seal(self, region: UUID, released: wal.Released | None) -> wal.Claim:
         """Claim `region`, and seal it with the claim. `released`: the note of its former owner."""
-        return claim(
+        return wal.claim(
             self.store,
             region,
             spec_id=self.base.routing_version,
             codec=self.base.codec,
             ids=self.ids,
             clock=self.clock,
-            known=Known(self.base.committed.get(region, 0), released),
+            known=wal.Known(self.base.committed.get(region, 0), released),
             seal=True,
             options=self.options,
         )
 
-    def drain(self, claimed: Claim) -> int:
+    def drain(self, claimed: wal.Claim) -> int:
         """Flush generations as in the log: one that Lance's own writer may have published has all its rows in it."""
-        rows, generation, covers, done = list[Entry](), claimed.manifest.current_generation, 0, 0
+        rows, generation, covers, done = list[wal.Entry](), claimed.manifest.current_generation, 0, 0
         for entry in claimed.entries:
             if entry.header.generation > generation and rows:
                 done += self._flush(claimed, rows, generation, covers)
@@ -270,7 +251,7 @@ class _Run:
             covers = entry.position
         return done + self._flush(claimed, rows, generation, covers)
 
-    def _flush(self, claimed: Claim, entries: list[Entry], generation: int, covers: int) -> int:
+    def _flush(self, claimed: wal.Claim, entries: list[wal.Entry], generation: int, covers: int) -> int:
         base = self.base
         table = MemTable(row_schema(base.schema, base.key), base.key, (), generation)
         for entry in entries:
@@ -295,7 +276,7 @@ class _Run:
     def _proved(self, region: UUID) -> AppliedMap:
         """Run step 5 for one region; return its applied map."""
         manifest = self._owned(region)
-        entries, applied = read_tail(
+        entries, applied = wal.read_tail(
             self.store,
             region,
             self.base.codec,
@@ -307,20 +288,22 @@ class _Run:
         left = sum(entry.rows.num_rows for entry in entries)
         if left or manifest.ssts:
             raise CommitConflict(
-                f"{named(region)}: {left} rows of its log and {len(manifest.ssts)} SSTs are not in the base table yet"
+                f"{wal.named(region)}: {left} rows of its log and {len(manifest.ssts)} SSTs are not in the base table"
             )
         return applied
 
-    def _wait_for_readers(self, claims: Iterable[Claim]) -> None:
+    def _wait_for_readers(self, claims: Iterable[wal.Claim]) -> None:
         until = max(claimed.others_read_until for claimed in claims)
         self.clock.sleep(max(0.0, until - self.clock.monotonic()))
 
-    def _owned(self, region: UUID) -> RegionManifest:
+    def _owned(self, region: UUID) -> wal.RegionManifest:
         """Return the newest manifest of `region`; it must be owned and sealed. Raises Fenced, Corrupt."""
         manifest = self._manifests(region).owned(self._claims[region].guard)
-        if manifest.status is not RegionStatus.SEALED:
-            raise Corrupt(f"{named(region)}: it was opened while writer epoch {manifest.writer_epoch} had it sealed")
+        if manifest.status is not wal.RegionStatus.SEALED:
+            raise wal.Corrupt(
+                f"{wal.named(region)}: it was opened while writer epoch {manifest.writer_epoch} had it sealed"
+            )
         return manifest
 
-    def _manifests(self, region: UUID) -> ManifestStore:
-        return ManifestStore(self.store, region, ids=self.ids, clock=self.clock, options=self.options)
+    def _manifests(self, region: UUID) -> wal.ManifestStore:
+        return wal.ManifestStore(self.store, region, ids=self.ids, clock=self.clock, options=self.options)

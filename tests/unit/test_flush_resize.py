@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import patch
 
@@ -165,7 +166,8 @@ def test_no_more_bytes_of_logs_are_drained_at_once_than_memory_max(tmp_path: Pat
         return counted
 
     size = max(each.size for each in world.store.describe("_mem_wal/") if "/wal/" in each.key)
-    with patch.object(steps, "claim", holding(1, steps.claim)), patch.object(steps, "flush", holding(-1, steps.flush)):
+    counted = SimpleNamespace(**vars(wal) | {"claim": holding(1, wal.claim)})
+    with patch.object(steps, "wal", counted), patch.object(steps, "flush", holding(-1, steps.flush)):
         world.resize(3, at_once=6, memory_max=2 * size + 10)
     assert most[0] <= 2
     world.expect()
