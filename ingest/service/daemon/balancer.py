@@ -15,10 +15,11 @@ Invariants, whichever process dies at whichever step:
 
 Takeover, in steps:
 
-1. A peer refuses two connections, or gives no answer three times (`daemon.placement`).
+1. A peer refuses two connections, or gives no answer three times (`daemon.placement`). A call for one of its regions
+   has it checked at once: a client that lost its daemon asks the others.
 2. Each of its regions is claimed by the daemon that it now belongs to: epoch, sentinel, replay of the entries that
-   were not read before (`daemon.standby`). *If the claimer crashes, it counts as dead too, and the next daemon
-   claims.*
+   were not read before (`daemon.standby`). In a fleet, calls claim the regions that they need, and the balancer claims
+   the others one after the other. *If the claimer crashes, it counts as dead too, and the next daemon claims.*
 3. The claimer serves the region. *If the dead peer only hung: its appends are rejected, its callers get the fence;
    its next check sees the higher epoch, drops that writer, and requests its share.*
 
