@@ -22,6 +22,7 @@ from tests.messages import raises
 from tests.support.clock import FakeClock
 
 REGION, OTHER = TableRegion("", bucket_region(0)), TableRegion("", bucket_region(1))
+REFUSED = flight.FlightUnavailableError("failed to connect to all addresses; Connection refused")
 RELEASED = Released(RegionManifest(version=3, writer_epoch=2, region_id=REGION.id, edit_id="a" * 32), position=17)
 
 
@@ -47,6 +48,28 @@ class Answering(Peer):
 
     def understood(self, answer: dict[str, Any]) -> Answer | None:
         return self._understood(answer)
+
+    def seen_by(self, seen: Callable[[Peer, Answer | None, bool], float]) -> None:
+        self._seen = seen
+
+
+class Deciding(Balancer):
+    """A balancer of a daemon with one peer; the test makes its steps. Its claims only begin."""
+
+    def __init__(self, peer: Answering, clock: FakeClock) -> None:
+        super().__init__("grpc://127.0.0.1:2", [peer.endpoint], clock)
+        self.begun = list[TableRegion]()
+        self._peers[peer.endpoint] = peer
+        peer.seen_by(self._seen)
+
+    def answered(self, peer: Answering, answer: Answer) -> None:
+        self._watch.answered(peer.endpoint, answer)
+
+    def step(self) -> None:
+        self._step()
+
+    def _begin(self, region: TableRegion, *_: object) -> None:
+        self.begun.append(region)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +161,7 @@ def error_of_daemon(reason: str) -> Exception:
         (error_of_daemon("role"), True, False),
         (error_of_daemon("disagree"), False, False),
         (flight.FlightServerError("no", b"not JSON"), False, False),
-        (flight.FlightUnavailableError("failed to connect to all addresses; Connection refused"), False, True),
+        (REFUSED, False, True),
         (flight.FlightTimedOutError("deadline"), False, False),
         (ValueError("not this table"), False, False),
     ],
@@ -161,13 +184,12 @@ def test_a_peer_that_denies_us_lives_and_says_so_once(
 
 def test_the_regions_of_a_peer_that_denies_us_are_not_claimed() -> None:
     peer = Answering(flight.FlightUnauthenticatedError("no"))
-    balancer = Balancer("grpc://127.0.0.1:2", [peer.endpoint], FakeClock())
-    peer._seen = balancer._seen
-    balancer._watch.answered(peer.endpoint, Answer({REGION: 4}))
+    balancer = Deciding(peer, FakeClock())
+    balancer.answered(peer, Answer({REGION: 4}))
     for _ in range(2 * SILENCES):
         assert peer.look_once()
     assert balancer.served_elsewhere(REGION) == (peer.endpoint, 4)
-    peer.answer = flight.FlightUnavailableError("failed to connect to all addresses; Connection refused")
+    peer.answer = REFUSED
     for _ in range(REFUSALS):
         assert not peer.look_once()
     assert balancer.served_elsewhere(REGION) is None
@@ -176,9 +198,7 @@ def test_the_regions_of_a_peer_that_denies_us_are_not_claimed() -> None:
 def test_a_peer_is_checked_when_another_process_asks_for_its_region() -> None:
     """A client whose call failed asks the other daemons: its daemon may have ended. Many clients cause few checks."""
     peer, clock = Answering(REGIONS), FakeClock()
-    balancer = Balancer("grpc://127.0.0.1:2", [peer.endpoint], clock)
-    balancer._peers[peer.endpoint] = peer
-    peer._seen = balancer._seen
+    balancer = Deciding(peer, clock)
     looks = list[float]()
     peer.look = lambda: looks.append(clock.monotonic())  # type: ignore[method-assign]
     assert peer.look_once()
@@ -195,15 +215,14 @@ def test_a_peer_is_checked_when_another_process_asks_for_its_region() -> None:
 
 def test_a_fleet_begins_one_claim_after_the_other() -> None:
     """The calls that wait for the regions of an ended daemon claim them; other claims would take their time."""
-    peer, regions = "grpc://127.0.0.1:1", {TableRegion(f"t{number}", REGION.id): 1 for number in range(5)}
-    balancer, begun = Balancer("grpc://127.0.0.1:2", [peer], FakeClock()), list[TableRegion]()
+    peer, regions = Answering(REFUSED), {TableRegion(f"t{number}", REGION.id): 1 for number in range(5)}
+    balancer = Deciding(peer, FakeClock())
     balancer.open = pytest.fail
-    balancer._begin = lambda region, *_: begun.append(region)  # type: ignore[method-assign]
-    balancer._watch.answered(peer, Answer(regions))
+    balancer.answered(peer, Answer(regions))
     for _ in range(REFUSALS):
-        balancer._watch.refused(peer)
-    balancer._step()
-    assert begun == sorted(regions)[:1]
+        assert not peer.look_once()
+    balancer.step()
+    assert balancer.begun == sorted(regions)[:1]
     assert all(balancer.belongs(region) for region in regions)
 
 
