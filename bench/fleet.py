@@ -85,7 +85,7 @@ class Written:
         keys = range(self.rows, self.rows + self.size)
         rows = pa.table({"id": list(keys), "value": ["a value"] * self.size}, schema=SCHEMA)
         sent = time.perf_counter()
-        self.client.put(rows, token=f"bench:{self.rows}", timeout=60)
+        self.client.put(rows, token=f"bench{id(self)}:{self.rows}", timeout=60)
         self.acks.append((sent, time.perf_counter()))
         self.rows += self.size
         return self.acks[-1][1] - sent

@@ -106,6 +106,7 @@ def test_rows_that_waited_for_their_index_at_the_flush_are_indexed_after_it(
     monkeypatch.setattr(MemTable, "index_step", noted)
     table = open_small(regions=1)
     table.put(made.table(range(300)))
+    wait_until(lambda: stepped)
     table.flush()
     (flushed,) = stepped
     may.append(True)
