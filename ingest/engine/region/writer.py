@@ -334,7 +334,8 @@ class RegionWriter:
             self._core.close()
             self._server.end()
             return
-        if self._index_waits and items and self._context.clock.monotonic() >= self._index_next:
+        stored = any(isinstance(item, Write) and item.durable for item in items)
+        if self._index_waits and stored and self._context.clock.monotonic() >= self._index_next:
             self._indexer.ready()  # now, because callers and Python's lock wait for storage
         try:
             self._serve_items(items)
@@ -351,7 +352,7 @@ class RegionWriter:
         self._queue.served()
         if not self._context.index_at_once:
             self._index_waits = True
-            self._indexer.after(LAST_ROWS)
+            self._indexer.after(LAST_ROWS if stored else REST if self._core.unindexed < MANY else REST_MANY)
         for due in (self._queue.due(), self._core.next_duty()):
             if due is not None:
                 self._server.after(due)
