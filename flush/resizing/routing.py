@@ -178,7 +178,7 @@ def _parsed(key: str, data: bytes) -> Decision:
         begun = AppliedMap(applied, Snapshot(retired=decoded_hashes(stored.get("retired", ""))))
         return Decision(int(stored["routing"]), int(stored["buckets"]), begun, str(stored["by"]))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise wal.Corrupt(f"{key}: {data[:80]!r} is no routing decision; restore it from a backup") from error
+        raise wal.Corrupt(f"{key}: {data[:80]!r} is not a routing decision; restore it from a backup") from error
 
 
 # ---- 1: switch -----------------------------------------------------------------------------------------------------

@@ -87,7 +87,7 @@ def test_a_closed_queue_hands_out_what_it_holds_and_then_ends(any_queue: WriteQu
 
 
 def test_a_taker_that_finds_items_in_a_closed_queue_is_woken_again_for_its_end() -> None:
-    """A wake-up for the close that comes while the taker is woken for the items is none by itself."""
+    """The wake-ups for the items and for the close may be one."""
     woken: list[None] = []
     queue = WriteQueue(FakeClock(), lambda: woken.append(None))
     queue.submit(last := _write(1))

@@ -33,7 +33,7 @@ from memwal.ingest.errors import Invalid
 from memwal.memtable import Checked
 from memwal.wal.applied import NAMES_MAX, AppliedMap
 
-_ack = lru_cache(maxsize=256)(Ack)  # the writes of a group mostly get equal ones
+_ack = lru_cache(maxsize=256)(Ack)  # most writes of a group get equal acks
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ and appends them as one entry. No caller waits for a timer.
 Callers that were answered together submit their next writes in close succession, because each needs the interpreter
 lock for a moment. A thread that took only the first of them would append two entries instead of one. It therefore
 yields as long as more writes arrive and fewer are queued than the last time. Callers can also fall into two halves, of
-which one is served while the other prepares its writes: two entries where one would do, without end. Every `PROBE`th
+which one is served while the other prepares its writes, and then write two entries instead of one. Every `PROBE`th
 time the thread therefore yields for up to twice as many writes, which joins the halves.
 
 Where storage charges for each request, `PacedQueue` limits how often a region writes entries. With
@@ -40,7 +40,7 @@ from memwal.wal import Clock
 T = TypeVar("T")
 
 PROBE = 16
-"""Takes after which one waits for more writes than the last."""
+"""One in so many takes waits for more writes than were taken last."""
 
 
 class Pending(Generic[T]):
@@ -203,7 +203,7 @@ class WriteQueue:
             if not closed:
                 self._seen()
         if closed and taken:
-            self._wake()  # the close has woken this call, perhaps no other: the next one returns None
+            self._wake()  # the wake-up for the close may have been this one; the next call returns None
         return None if closed and not taken else taken
 
     def served(self) -> None:

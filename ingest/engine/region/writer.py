@@ -51,8 +51,8 @@ MANY, WORK_MANY, REST_MANY = 32_768, 0.004, 0.001
 longer: with these slices 6 million rows were put and flushed in 3.8 s instead of 4.2 s.
 """
 REST_FEW, LAST_ROWS = 0.02, 0.05
-"""The first: seconds between the ends and beginnings of slices that index all rows; a slice of few rows takes as long
-as one of many. The second: seconds after which the last rows of a series are indexed.
+"""The first: seconds of rest after a slice that has indexed all rows, because a slice of few rows takes as long as one
+of many. The second: seconds after which rows are indexed if no later write starts a slice.
 """
 
 _LONGEST_DELAY = 16
@@ -336,7 +336,7 @@ class RegionWriter:
             return
         stored = any(isinstance(item, Write) and item.durable for item in items)
         if self._index_waits and stored and self._context.clock.monotonic() >= self._index_next:
-            self._indexer.ready()  # now, because callers and Python's lock wait for storage
+            self._indexer.ready()  # now: while the group is written to storage, Python's lock is free
         try:
             self._serve_items(items)
         except BaseException as error:

@@ -104,7 +104,7 @@ class _Passing:
 
     Every put passes a gate: a generator, or a lock around a counter, would take several times as long. A call first
     adds itself and then reads `shut`; the thread that closes the gate first sets `shut` and then looks who is inside,
-    so at least one of them sees the other. Calls inside one that has passed do not wait.
+    so at least one of them sees the other. A call that is made by a call inside does not wait.
     """
 
     __slots__ = ("_before", "_gate", "_routing")
@@ -153,7 +153,7 @@ class Resizing:
         self.way: ExitStack | None = None
         """Opens the gate again after `make_way`."""
         self.unclaimed = inf
-        """Monotonic time (s). Later this process claims its regions even if no resize was decided."""
+        """Monotonic time (s) from which this process claims its regions again, even if no resize was decided."""
 
     def flush(self, *, make_way: bool = False) -> None:
         """Flush the regions here while other processes flush, or make way. Raises: as `TableUpkeep.flush`."""

@@ -322,10 +322,11 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]
     def _flush(self, table: Table, request: dict[str, Any]) -> None:
         named = request.get("regions")
         if request.get("make_way"):
-            return table.resizing.make_way(request.get("routing"))
+            table.resizing.make_way(request.get("routing"))
+            return
         with table.gate.passing(request.get("routing")):
             writers = table.regions.of(map(UUID, named or ()))
-        return table.flush() if named is None else table.upkeep.flush(writers, every=True)
+        table.flush() if named is None else table.upkeep.flush(writers, every=True)
 
     def _record(self, table: Table, request: dict[str, Any]) -> dict[str, int]:
         token = Token.parse(request["token"])
