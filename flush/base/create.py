@@ -3,8 +3,10 @@
 In steps, each safe to repeat after a crash:
 
  1. Create the dataset, empty, with key and set-up in its schema, in one version; a table without a set-up was therefore
-    never begun by this module. It is first made in memory, so that a definition that Lance rejects leaves no files. An
-    existing table gets key and set-up by metadata edits.
+    never begun by this module. Lance makes it in a temporary directory, so that a definition that it rejects leaves no
+    files. Its manifest is then created at the table's path, as a slot of the log is (`wal.slot`): of two processes that
+    create the table, Lance (14.0) lets one overwrite the other's version, and the table's id. An existing table gets
+    key and set-up by metadata edits.
  2. Create the missing scalar and full-text indexes. A vector index needs rows; see flush.commits.index_catchup.
  3. Create Lance's MemWAL index last: if it exists, the set-up is complete.
  4. Fsync all files, on a local disk. *Crash or power cut before this step: no region was claimed.* Another process may
@@ -16,6 +18,8 @@ In steps, each safe to repeat after a crash:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import lance
@@ -37,9 +41,10 @@ from memwal.flush.errors import NotALanceTable, TableExists, UnsupportedTable
 from memwal.memtable import IndexSpec, InvalidRows, MemTable, check_indexes, row_schema
 from memwal.memtable.index_spec import nearest
 from memwal.memtable.schema import PRIMARY_KEY, PRIMARY_KEY_POSITION, key_columns
-from memwal.wal import ObjectStore, SystemClock, WalFormat, regions
+from memwal.wal import ObjectStore, SystemClock, WalFormat, WalOptions, regions
 from memwal.wal.errors import first_line
 from memwal.wal.panics import panics_as_errors
+from memwal.wal.slot import put_until_known
 
 SCALAR_KINDS: Mapping[str, Any] = {"btree": "BTREE", "fts": "INVERTED"}
 """Lance's names for the index kinds that need no training."""
@@ -58,30 +63,34 @@ def create(store: ObjectStore, uri: str, schema: pa.Schema, key: Sequence[str], 
     keyed = keyed.with_metadata(setup_metadata(setup, first_ids(schema), key))
     if existing(store, uri) is not None:
         raise TableExists(f"{uri}: a Lance table exists here already; open it, or choose another uri")
-    _rehearse(uri, keyed, key, setup)
+    files = _first_version(uri, keyed, key, setup)
     _refuse_unfinished_restore(store, uri)  # one begun since the path was found vacant
-    try:
-        dataset = lance.write_dataset(keyed.empty_table(), uri, schema=keyed, storage_options=store.storage_options)
-    except OSError as error:
-        if open_dataset(store, uri) is not None:
-            raise TableExists(f"{uri}: another process created the table just now; open it") from error
-        raise OSError(f"{uri}: {error}") from error
+    for name, data in files:
+        if put_until_known(store, name, data, clock=SystemClock(), options=WalOptions()) is not None:
+            raise TableExists(f"{uri}: another process created the table just now; open it")
+    dataset = open_dataset(store, uri)
+    assert dataset is not None
     complete(dataset, setup)
 
 
 @panics_as_errors
-def _rehearse(uri: str, schema: pa.Schema, key: Sequence[str], setup: Setup) -> None:
-    """Create the table in memory.
+def _first_version(uri: str, schema: pa.Schema, key: Sequence[str], setup: Setup) -> list[tuple[str, bytes]]:
+    """Return the files of an empty table by name, the manifest last.
 
-    Raises InvalidRows if Lance cannot, or if Lance changes columns so that they do not fit.
+    Raises InvalidRows if Lance cannot make the table, or if Lance changes columns so that they do not fit.
     """
-    try:
-        made = lance.write_dataset(schema.empty_table(), "memory://", schema=schema)
-        create_scalar_indexes(made, setup.indexes)
-    except (OSError, ValueError, RuntimeError) as error:
-        reason = first_line(error)
-        raise InvalidRows(f"{uri}: Lance cannot make such a table: {reason}; correct its columns or indexes") from error
-    check_definition(pa.schema(list(made.schema)), key, setup)
+    with TemporaryDirectory(prefix="memwal-create-") as at:
+        try:
+            made = lance.write_dataset(schema.empty_table(), at, schema=schema)
+            paths = [path for kind in ("_transactions/*", "_versions/*.manifest") for path in Path(at).glob(kind)]
+            files = [(path.relative_to(at).as_posix(), path.read_bytes()) for path in paths]
+            create_scalar_indexes(made, setup.indexes)
+        except (OSError, ValueError, RuntimeError) as error:
+            reason = first_line(error)
+            text = f"{uri}: Lance cannot make such a table: {reason}; correct its columns or indexes"
+            raise InvalidRows(text) from error
+        check_definition(pa.schema(list(made.schema)), key, setup)
+        return files
 
 
 def adopt(uri: str, dataset: lance.LanceDataset, key: Sequence[str], setup: Setup, *, any_format: bool) -> None:

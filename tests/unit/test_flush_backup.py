@@ -466,7 +466,7 @@ def test_a_table_that_is_created_while_a_restore_begins_or_copies_stays(
 
 def test_no_table_is_created_where_a_restore_begins_meanwhile(places: tuple[str, str], once: Once) -> None:
     place = open_store(places[1])
-    once(create, "_rehearse", lambda: place.put(RESTORING, b"{}"), after=True)
+    once(create, "_first_version", lambda: place.put(RESTORING, b"{}"), after=True)
     with raises(NotALanceTable):
         BaseTable.create(places[1], SCHEMA, ["id"], 1, [])
     assert contents(places[1]) == {RESTORING: b"{}"}

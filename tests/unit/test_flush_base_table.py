@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -108,6 +110,21 @@ def test_a_table_is_never_created_over_another(uri: str) -> None:
     create(uri)
     with raises(TableExists):
         create(uri)
+
+
+def test_of_processes_that_create_a_table_at_once_one_does(tmp_path: Path) -> None:
+    for number in range(5):
+        at, together = str(tmp_path / str(number)), threading.Barrier(8)
+
+        def created(_: int, at: str = at, together: threading.Barrier = together) -> bool:
+            together.wait()
+            try:
+                return bool(create(at))
+            except TableExists:
+                return False
+
+        with ThreadPoolExecutor(8) as threads:
+            assert sorted(threads.map(created, range(8))) == [False] * 7 + [True]
 
 
 def test_no_such_version(uri: str) -> None:
