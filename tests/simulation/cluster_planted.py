@@ -251,23 +251,23 @@ PLANTED_IN_CLUSTERS: dict[str, Callable[[], Planted]] = {
 }
 
 FOUND_BY = {
-    "carries_the_highest_only": 162,
+    "carries_the_highest_only": 105,
     "carries_what_all_have_only": 66,
     "claims_with_an_empty_map": 13,
     "claims_without_tokens_of_clients": 14,
     "applies_tokens_of_clients_twice": 20,
     "believes_a_token_of_a_refused_entry": 128,
     "acks_before_the_append": 1,
-    "acks_before_the_append_without_a_token": 1,
-    "acks_deletes_before_the_append": 59,
-    "shows_lingering_rows_as_durable": 119,
-    "takes_the_next_slot_when_fenced": 6,
+    "acks_before_the_append_without_a_token": 35,
+    "acks_deletes_before_the_append": 12,
+    "shows_lingering_rows_as_durable": 129,
+    "takes_the_next_slot_when_fenced": 9,
     "collects_the_snapshot_that_is_named": 2,
     "resends_without_the_token": 10,
-    "takes_a_lost_answer_for_not_written": 1,
+    "takes_a_lost_answer_for_not_written": 12,
     "tells_changes_of_the_next_routing": 38,
-    "acks_a_put_when_one_owner_has": 21,
-    "tells_changes_by_an_inexact_version": 55,
+    "acks_a_put_when_one_owner_has": 2,
+    "tells_changes_by_an_inexact_version": 24,
     "tells_changes_by_stored_rows_alone": 4,
 }
 """As `planted.FOUND_BY`."""
