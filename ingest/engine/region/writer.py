@@ -99,7 +99,7 @@ class RegionWriter:
         self._indexer = self._lane(Kind.INDEX, self._index)
         self._renewal = self._lane(Kind.LOG, self._renew)
         self._appender = self._renewal  # until the first append
-        self._index_next, self._index_waits = began, False
+        self._indexed_at, self._index_waits = began - REST_FEW, False
         first = context.limits.retry_delay
         self._backoff = Backoff(first, _LONGEST_DELAY * first, context.ids)
         self._core = RegionCore.open(context, region, known, settle=False, beside=self._beside)
@@ -335,7 +335,7 @@ class RegionWriter:
             self._server.end()
             return
         stored = any(isinstance(item, Write) and item.durable for item in items)
-        if self._index_waits and stored and self._context.clock.monotonic() >= self._index_next:
+        if self._index_waits and stored and self._context.clock.monotonic() >= self._indexed_at + REST_FEW:
             self._indexer.ready()  # now: while the group is written to storage, Python's lock is free
         try:
             self._serve_items(items)
@@ -352,7 +352,7 @@ class RegionWriter:
         self._queue.served()
         if not self._context.index_at_once:
             self._index_waits = True
-            self._indexer.after(LAST_ROWS if stored else REST if self._core.unindexed < MANY else REST_MANY)
+            self._indexer.after(LAST_ROWS if stored else REST)
         for due in (self._queue.due(), self._core.next_duty()):
             if due is not None:
                 self._server.after(due)
@@ -435,11 +435,15 @@ class RegionWriter:
     def _index(self) -> None:
         clock = self._context.clock
         work, rest = (WORK, REST) if self._core.unindexed < MANY else (WORK_MANY, REST_MANY)
-        until, self._index_waits = clock.monotonic() + work, False
+        began = clock.monotonic()
+        if began < self._indexed_at + rest:  # a write of the last slice set the timer
+            self._indexer.after(self._indexed_at + rest - began)
+            return
+        self._index_waits = False
         while more := self._core.index_step():
-            if clock.monotonic() >= until:
+            if clock.monotonic() >= began + work:
                 break
-        self._index_next = clock.monotonic() + (rest if more else REST_FEW)
+        self._indexed_at = clock.monotonic()
         if more:
             self._indexer.after(rest)
 
