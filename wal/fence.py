@@ -182,6 +182,8 @@ def _expect_routing(region_id: UUID, current: RegionManifest, spec_id: int, *, s
 _AT_ONCE = 3
 """Maximum number of concurrent requests of a claim to remote storage, not counting reads of entries. Local files are
 read faster than a thread starts."""
+_FEW = 16
+"""Maximum number of local entries that are read by the thread of the claim."""
 _EARLY = 8
 """Entries per reader that are read concurrently with steps 2 to 4, which take three round trips. Step 6 reads the
 others and reports progress.
@@ -413,17 +415,22 @@ class _Claimer:
 
     def replayed(self, guard: EpochGuard, raised: _Raised, tip: int, on_progress: Progress | None) -> list[Entry]:
         """Do step 6. `tip`: the position of the sentinel, which has no rows and ends only batches that replay drops."""
+        after, known = raised.manifest.replay_after, raised.known.result()
         return replay(
             self.reads,
             self.region_id,
             self.codec,
-            raised.manifest.replay_after,
+            after,
             tip - 1,
             guard=guard,
             on_progress=on_progress,
-            readers=self.options.readers,
-            known=raised.known.result(),
+            readers=self._readers(max(known, default=after), tip),
+            known=known,
         )
+
+    def _readers(self, first: int, last: int) -> int:
+        """Return how many threads read the entries from `first` to `last`."""
+        return self.options.readers if self.store.remote or last - first > _FEW else 1
 
     def _look(self) -> Listed:
         """Do the listing of step 1."""
@@ -447,8 +454,7 @@ class _Claimer:
         start, last = max(known, default=after + 1), max(known, default=after)
         if listed.whole:
             last = max(last, min(listed.tip, start + _EARLY * self.options.readers))
-        readers = self.options.readers if self.store.remote else 1  # starting a thread takes as long as a few reads
-        reader = EntryReader(self.reads, self.region_id, self.codec, readers, log_id=log_id)
+        reader = EntryReader(self.reads, self.region_id, self.codec, self._readers(start, last), log_id=log_id)
         read = dict[int, Entry]()
         with suppress(Corrupt, Overtaken), closing(reader.each(range(start, last + 1))) as entries:  # step 6 raises it
             for position, entry in enumerate(entries, start):

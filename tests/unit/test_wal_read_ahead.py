@@ -96,8 +96,8 @@ def test_several_readers_read_in_growing_steps() -> None:
     assert (ahead.look(100), ahead.position) == (0, 21)
 
 
-@pytest.mark.parametrize("remote", [True, False])
-def test_only_entries_on_remote_storage_are_read_by_threads(remote: bool) -> None:
+@pytest.mark.parametrize(("remote", "entries", "threads"), [(True, 20, True), (False, 20, False), (False, 60, True)])
+def test_a_few_local_entries_are_read_by_the_thread_of_the_claim(remote: bool, entries: int, threads: bool) -> None:
     readers = set[str]()
 
     def reading(call: str, key: str) -> None:
@@ -105,13 +105,14 @@ def test_only_entries_on_remote_storage_are_read_by_threads(remote: bool) -> Non
             readers.add(threading.current_thread().name)
 
     log = Log()
-    put(log.appender, *range(1, 21))
+    put(log.appender, *range(1, entries + 1))
     log.store.remote, log.store.before = remote, reading
     options = WalOptions(readers=4)
     ahead = ReadAhead(log.store, REGION, CODEC, clock=CLOCK, options=options)
     assert ahead.look(10) == 10
-    assert found(log.world.claim(known=Known(entries=ahead.entries(CODEC)), options=options)) == list(range(1, 21))
-    assert (readers == {threading.current_thread().name}) is not remote
+    claim = log.world.claim(known=Known(entries=ahead.entries(CODEC)), options=options)
+    assert found(claim) == list(range(1, entries + 1))
+    assert (readers == {threading.current_thread().name}) is not threads
 
 
 def test_what_was_read_before_an_error_of_storage_stays() -> None:
