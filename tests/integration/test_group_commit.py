@@ -73,7 +73,7 @@ class Gate:
         self._store: wal.LocalStore | None = None
 
     def put_if_absent(self, store: wal.LocalStore, key: str, data: bytes) -> wal.PutOutcome:
-        self._store = self._store or store
+        self._store = self._store or (store if "/wal/" in key else None)
         if store is self._store and "/wal/" in key:
             self.entries += 1
             if self.closed.is_set():

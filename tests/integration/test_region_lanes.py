@@ -15,7 +15,7 @@ import memwal
 from memwal import wal
 from memwal.ingest import lanes
 from memwal.ingest.engine.region.core import RegionCore
-from memwal.ingest.engine.region.writer import AT_ONCE
+from memwal.ingest.engine.region.writer import LOCAL_AT_ONCE
 from tests.conftest import wait_until
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.int64())])
@@ -49,7 +49,9 @@ def test_sixty_four_regions_share_a_few_threads(tmp_path: Path) -> None:
                 put.result()
         assert table.count() == 20_000
         table.flush()
-        assert most <= AT_ONCE * 2 + 2 + lanes.CAPS[lanes.Kind.INDEX] + 2, "serve, append, flush.at_once, index, idle"
+        assert most <= LOCAL_AT_ONCE * 2 + 2 + lanes.CAPS[lanes.Kind.INDEX] + 2, (
+            "serve, append, flush.at_once, index, idle"
+        )
         assert table.count(level="flushed") == 20_000
     with opened(tmp_path / "t", 64) as again:
         assert again.count() == 20_000
@@ -71,7 +73,7 @@ def test_a_table_whose_storage_hangs_does_not_hold_up_another_one(
     with opened(tmp_path / "stuck", 64) as hangs, opened(tmp_path / "other") as other, ThreadPoolExecutor(2) as pool:
         monkeypatch.setattr(wal.LocalStore, "put_if_absent", hanging)
         puts = [pool.submit(hangs.put, rows(*range(500)), durable=durable) for durable in (False, True)]
-        wait_until(lambda: stuck["entries"] >= AT_ONCE)
+        wait_until(lambda: stuck["entries"] >= LOCAL_AT_ONCE)
         for n in range(20):
             other.put(rows(n), durable=n % 2 == 0)
         other.flush()
