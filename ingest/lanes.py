@@ -44,13 +44,7 @@ class Kind(IntEnum):
     COMMIT = 4
 
 
-CAPS: Mapping[Kind, int] = {
-    Kind.SERVE: 128,
-    Kind.LOG: 64,
-    Kind.PUBLISH: 16,
-    Kind.INDEX: os.cpu_count() or 1,
-    Kind.COMMIT: 16,
-}
+CAPS: Mapping[Kind, int] = dict(zip(Kind, (128, 64, 16, os.cpu_count() or 1, 16), strict=True))
 MOST = 160
 """The maximum number of threads of each kind, and of all kinds."""
 

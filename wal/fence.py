@@ -415,17 +415,16 @@ class _Claimer:
 
     def replayed(self, guard: EpochGuard, raised: _Raised, tip: int, on_progress: Progress | None) -> list[Entry]:
         """Do step 6. `tip`: the position of the sentinel, which has no rows and ends only batches that replay drops."""
-        after, known = raised.manifest.replay_after, raised.known.result()
         return replay(
             self.reads,
             self.region_id,
             self.codec,
-            after,
+            raised.manifest.replay_after,
             tip - 1,
             guard=guard,
             on_progress=on_progress,
-            readers=self._readers(max(known, default=after), tip),
-            known=known,
+            readers=self._readers(raised.manifest.replay_after, tip),
+            known=raised.known.result(),
         )
 
     def _readers(self, first: int, last: int) -> int:

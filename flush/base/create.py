@@ -68,16 +68,15 @@ def create(store: ObjectStore, uri: str, schema: pa.Schema, key: Sequence[str], 
     for name, data in files:
         if put_until_known(store, name, data, clock=SystemClock(), options=WalOptions()) is not None:
             raise TableExists(f"{uri}: another process created the table just now; open it")
-    dataset = open_dataset(store, uri)
-    assert dataset is not None
-    complete(dataset, setup)
+    if (dataset := open_dataset(store, uri)) is not None:  # else it was deleted meanwhile
+        complete(dataset, setup)
 
 
 @panics_as_errors
 def _first_version(uri: str, schema: pa.Schema, key: Sequence[str], setup: Setup) -> list[tuple[str, bytes]]:
-    """Return the files of an empty table by name, the manifest last.
+    """Return names and bytes of the files of an empty table, the manifest last.
 
-    Raises InvalidRows if Lance cannot make the table, or if Lance changes columns so that they do not fit.
+    Raises InvalidRows if Lance cannot make the table, or if it changes columns so that they do not fit.
     """
     with TemporaryDirectory(prefix="memwal-create-") as at:
         try:

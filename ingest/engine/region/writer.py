@@ -43,26 +43,21 @@ from memwal.wal.retries import Backoff
 T = TypeVar("T")
 
 WORK, REST = 0.001, 0.005
-"""Seconds that the indexer works (at least one step) and rests before each slice. A put that arrives during a slice
-waits: 3,900 packages in puts of 500 took 26 ms, with an idle indexer 24 ms.
-"""
+"""Seconds that the indexer works (at least one step) and rests before each slice. A put during a slice takes longer."""
 MANY, WORK_MANY, REST_MANY = 32_768, 0.004, 0.001
-"""Slices used while at least `MANY` rows wait. Above 131,072 waiting rows puts index keys themselves, which takes
-longer: with these slices 6 million rows were put and flushed in 3.8 s instead of 4.2 s.
-"""
+"""Slices used while at least `MANY` rows wait. Above 131,072 waiting rows puts index keys themselves: with these slices
+6 million rows were put and flushed in 3.8 s instead of 4.2 s."""
 FEW, REST_FEW, LAST_ROWS = 256, 0.02, 1.0
-"""A slice of few rows takes as long as one of many. The first two: durable writes start a slice when this many rows
-wait, this many seconds after the last slice. The third: seconds after which fewer rows are indexed, too.
-"""
+"""A slice of few rows takes as long as one of many. Durable writes start a slice if `FEW` rows wait, `REST_FEW` seconds
+after the last slice. Fewer rows are indexed `LAST_ROWS` seconds after a write."""
 
 _LONGEST_DELAY = 16
 """Longest pause between two attempts at one flush, in multiples of `flush.retry_delay`. With the defaults this is half
-the time that a caller of `flush` waits.
-"""
+the time that a caller of `flush` waits."""
 
 AT_ONCE, LOCAL_AT_ONCE = 32, 8
-"""Maximum number of regions of a table that append at a time: on remote storage, and on a local disk, where a thread
-mostly waits for Python's lock and not for the disk: 64 regions took 75 ms for a put with 8 threads, 90 ms with 32."""
+"""Maximum number of regions of a table that append at a time: on remote storage, and on a local disk, where threads
+mostly wait for Python's lock: a put to 64 regions took 75 ms with 8 threads, and 90 ms with 32."""
 LOOK_EVERY = 0.25
 """Seconds after which a put that waits for room checks again whether another process has committed."""
 
@@ -442,9 +437,8 @@ class RegionWriter:
             self._indexer.after(self._indexed_at + rest - began)
             return
         self._index_waits = False
-        while more := self._core.index_step():
-            if clock.monotonic() >= began + work:
-                break
+        while (more := self._core.index_step()) and clock.monotonic() < began + work:
+            pass
         self._indexed_at = clock.monotonic()
         if more:
             self._indexer.after(rest)
@@ -469,10 +463,9 @@ class RegionWriter:
     # ---- lanes ---------------------------------------------------------------------------------------------------
 
     def _lane(self, kind: Kind, task: Callable[[], object], most: int | None = None) -> Lane:
-        """Return a lane of this region. `most`: the threads of its table and kind, None for those of appends."""
-        store = self._context.store
-        appends = AT_ONCE if store.remote else LOCAL_AT_ONCE
-        return self._context.lanes.lane(kind, store.url(""), task, most=most or appends)
+        """Return a lane of this region. `most`: the threads of its table and kind; None: as for appends."""
+        most = most or (AT_ONCE if self._context.store.remote else LOCAL_AT_ONCE)
+        return self._context.lanes.lane(kind, self._context.store.url(""), task, most=most)
 
     def _guarded(self, work: Callable[[], None]) -> None:
         """Do a thread's work; an error in it ends the writer and wakes every waiter with the reason."""

@@ -118,8 +118,7 @@ class _Passing:
         try:
             if gate.shut and self._before is not gate:
                 gate.wait(self)
-            if self._routing is not None:
-                gate.expect(self._routing)
+            gate.expect(self._routing)
         except BaseException:
             gate.inside.discard(self)
             gate.left()
