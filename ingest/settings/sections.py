@@ -69,6 +69,9 @@ class TableSettings(Section):
     put_rate_max: Size = Field(0, ge=0)
     """bytes of rows per second that puts, micro-batches and deletes by key may write in one process; later puts wait,
     as for memtable.unflushed_max, or are refused as busy; 0 = no limit"""
+    weight: float = Field(1.0, ge=0.01, le=100.0)
+    """share of the time of a process's threads while several tables wait for them: a table of weight 2 gets twice as
+    much as one of weight 1"""
     upsert: Literal["replace", "insert", "merge"] = "replace"
     """what a put to an existing key does: replace the row, keep the stored row (insert), or update only the given
     columns (merge); fixed when the table is created"""

@@ -108,6 +108,20 @@ def test_flushes_of_a_table_run_as_many_at_a_time_as_configured(
     assert most["ever"] == 3
 
 
+def test_all_work_of_a_table_has_its_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, weights = lanes.Scheduler.lane, dict[tuple[str, lanes.Kind], float]()
+
+    def lane(scheduler: lanes.Scheduler, kind: lanes.Kind, table: str, *given: Any, weight: float, **more: Any) -> Any:
+        weights[Path(table).name, kind] = weight
+        return real(scheduler, kind, table, *given, weight=weight, **more)
+
+    monkeypatch.setattr(lanes.Scheduler, "lane", lane)
+    with opened(tmp_path / "heavy", 2, table={"weight": 3}) as heavy, opened(tmp_path / "light") as light:
+        for table in (heavy, light):
+            table.put(rows(1, 2), durable=False)
+    assert weights == {(name, kind): weight for name, weight in (("heavy", 3), ("light", 1)) for kind in lanes.Kind}
+
+
 def test_a_region_that_is_idle_uses_no_thread_and_no_timer(tmp_path: Path) -> None:
     with opened(tmp_path / "t", 4) as table:
         table.put(rows(*range(20)), durable=False)

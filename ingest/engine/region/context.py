@@ -138,6 +138,8 @@ class RegionContext:
     """The maximum number of regions that flush at a time, to limit copies of rows in memory."""
     lanes: Scheduler = SCHEDULER
     """Runs the work of the regions."""
+    weight: float = 1.0
+    """The table's share of the threads; see `ingest.lanes`."""
     log: Log = field(default_factory=lambda: logging.getLogger("memwal.region"))
     name: str = ""
     """Of the table in a fleet, for its log lines; "" for an only table."""

@@ -465,7 +465,7 @@ class RegionWriter:
     def _lane(self, kind: Kind, task: Callable[[], object], most: int | None = None) -> Lane:
         """Return a lane of this region. `most`: the threads of its table and kind; None: as for appends."""
         most = most or (AT_ONCE if self._context.store.remote else LOCAL_AT_ONCE)
-        return self._context.lanes.lane(kind, self._context.store.url(""), task, most=most)
+        return self._context.lanes.lane(kind, self._context.store.url(""), task, most=most, weight=self._context.weight)
 
     def _guarded(self, work: Callable[[], None]) -> None:
         """Do a thread's work; an error in it ends the writer and wakes every waiter with the reason."""

@@ -61,13 +61,14 @@ class CommitLoop:
         table: str = "",
         turn: threading.Semaphore | None = None,
         lanes: Scheduler = SCHEDULER,
+        weight: float = 1.0,
     ) -> None:
         """Create a loop; with `limits.interval` 0 it commits on demand only.
 
         `paused`: returns whether the policy is suspended; called only when something is due, so an idle table makes no
         request for it. `table`: its address, for log lines. `turn`: limits how many tables of this process flush and
         commit at a time by the policy. A table that has waited for half of the interval commits without it, so that
-        a table whose storage hangs does not block the others.
+        a table whose storage hangs does not block the others. `lanes`, `weight`: see `RegionContext`.
         """
         self._steps, self._limits, self._clock, self._paused = steps, limits, clock, paused
         self._look_every = min(LOOK_EVERY, limits.interval / LOOKS)
@@ -80,7 +81,7 @@ class CommitLoop:
         self._newest: tuple[float, CommitReport] | None = None
         """The start time of the newest successful commit, and its report."""
         self._turn_since: float | None = None
-        self._lane = lanes.lane(Kind.COMMIT, table, self._run)
+        self._lane = lanes.lane(Kind.COMMIT, table, self._run, weight=weight)
         self.grow: Callable[[], object] = lambda: None
         """Called after each check."""
 

@@ -94,8 +94,8 @@ class Table(LevelReads, LanceDBForms):
         self.upkeep = steps = TableUpkeep(self.regions, self._reader, settings, self._columns.take_over)
         self.pauses = PauseWatch(context.store, context.clock, context.ids, context.wal_options, context.name)
         paused = lambda: "commits" in self.pauses.recent()  # noqa: E731
-        place, turn = reader.opened.uri, context.committing
-        self._commits = CommitLoop(steps, settings.commit, context.clock, paused, place, turn, context.lanes)
+        runs = reader.opened.uri, context.committing, context.lanes, context.weight
+        self._commits = CommitLoop(steps, settings.commit, context.clock, paused, *runs)
         self._growth = Growth(self.regions, steps, settings.regions) if settings.regions.count == AUTO else None
         self._commits.grow = self._grow
         self._collections = Periodic("collection", steps.collect, settings.gc.interval)

@@ -135,6 +135,7 @@ def context_of(
         ids=ids,
         sst_format=flush.SstFormat.of(base, settings.flush.file_options(), indexes),
         flush_at_once=settings.flush.at_once,
+        weight=settings.table.weight,
         limits=_limits(settings, base.wal_format),
         wal_options=wal_options,
         index_mode=settings.memtable.index_mode,

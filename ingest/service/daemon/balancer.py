@@ -90,12 +90,7 @@ class Balancer:
     """
 
     def __init__(
-        self,
-        me: str,
-        endpoints: Sequence[str],
-        clock: wal.Clock,
-        access: Access | None = None,
-        read_ahead: float = 0.0,
+        self, me: str, endpoints: Sequence[str], clock: wal.Clock, access: Access | None = None, read_ahead: float = 0.0
     ) -> None:
         """Prepare the balancer; nothing happens before `start`.
 

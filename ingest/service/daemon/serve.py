@@ -136,12 +136,7 @@ class _Daemon:
         settings, place, stop = self._settings, self._place, self._stop
         with ExitStack() as stack:
             table = open_table(
-                settings,
-                self._environ,
-                ask=self._ask,
-                on_replay=on_replay,
-                claim=self._alone,
-                claimant=self._claimant,
+                settings, self._environ, ask=self._ask, on_replay=on_replay, claim=self._alone, claimant=self._claimant
             )
             stack.callback(_close, table)
             context, pause = table.regions.context, settings.daemon.claim_again
