@@ -47,9 +47,10 @@ WORK, REST = 0.001, 0.005
 MANY, WORK_MANY, REST_MANY = 32_768, 0.004, 0.001
 """Slices used while at least `MANY` rows wait. Above 131,072 waiting rows puts index keys themselves: with these slices
 6 million rows were put and flushed in 3.8 s instead of 4.2 s."""
-FEW, REST_FEW, LAST_ROWS = 256, 0.02, 1.0
+FEW, REST_FEW, LAST_ROWS, LAST_FEW = 256, 0.02, 0.05, 1.0
 """A slice of few rows takes as long as one of many. Durable writes start a slice if `FEW` rows wait, `REST_FEW` seconds
-after the last slice. Fewer rows are indexed `LAST_ROWS` seconds after a write."""
+after the last slice. Without further writes, rows are indexed after `LAST_ROWS` seconds, fewer than `FEW` after
+`LAST_FEW`."""
 
 _LONGEST_DELAY = 16
 """Longest pause between two attempts at one flush, in multiples of `flush.retry_delay`. With the defaults this is half
@@ -348,8 +349,8 @@ class RegionWriter:
             self._context.clock.sleep(self._context.limits.retry_delay)
         self._queue.served()
         if not self._context.index_at_once:
-            self._index_waits = True
-            self._indexer.after(REST if many and not stored else LAST_ROWS)
+            self._index_waits, few = True, self._core.unindexed < FEW
+            self._indexer.after(LAST_FEW if few else LAST_ROWS if stored else REST)
         for due in (self._queue.due(), self._core.next_duty()):
             if due is not None:
                 self._server.after(due)
