@@ -40,7 +40,7 @@ from memwal.wal import Clock
 T = TypeVar("T")
 
 PROBE = 16
-"""One in so many takes waits for more writes than were taken last."""
+"""Number of takes after which one waits for up to twice as many writes as the last one took."""
 
 
 class Pending(Generic[T]):

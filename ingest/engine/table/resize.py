@@ -152,7 +152,7 @@ class Resizing:
         self.way: ExitStack | None = None
         """Opens the gate again after `make_way`."""
         self.unclaimed = inf
-        """Monotonic time (s) from which this process claims its regions again, even if no resize was decided."""
+        """Monotonic time (s). From then on this process claims its regions again, even if no resize was decided."""
 
     def flush(self, *, make_way: bool = False) -> None:
         """Flush the regions here while other processes flush, or make way. Raises: as `TableUpkeep.flush`."""
